@@ -77,7 +77,7 @@ class Engine(Service):
                 settings=settings,
                 listener=listener,
                 connections=shared,
-                hand_over=at_work.get(each),
+                hand_over=at_work[each].news if each in at_work else None,
                 probe=probe,
             )
             for each, way in zip(self.outboxes, ways, strict=True)

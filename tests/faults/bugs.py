@@ -134,8 +134,8 @@ BUGS = (
         "the consumer's slice is fenced neither by its lease nor by its checkpoint",
         Edit(
             SLICES_SQL,
-            "from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update\n),\nfence as (",
-            "from {schema}.consumer where name = %(consumer)s for no key update\n),\nfence as (",
+            "where name = %(checkpoint)s and token = %(token)s for no key update\n),\nfence as (",
+            "where name = %(checkpoint)s for no key update\n),\nfence as (",
         ),
         Edit(
             SLICES_SQL,
@@ -143,6 +143,41 @@ BUGS = (
             "select (select count(*) from fence), null, null::bigint,",
         ),
         run=f"{_ZOMBIES} --points consumer.read",
+        seen_by="duplicated_effect",
+    ),
+    _bug(
+        "a worker of a divided consumer reads the log of all lanes",
+        Edit(
+            "src/aftercommit/postgres/queries/consumer.sql",
+            "  and (%(lanes)s::integer = 1 or mod(lane, %(lanes)s::integer) = %(lane)s::integer)\norder by position",
+            "order by position",
+        ),
+        Edit(
+            "src/aftercommit/postgres/queries/consumer.sql",
+            "          and (%(lanes)s::integer = 1 or mod(lane, %(lanes)s::integer) = %(lane)s::integer)\n    ) sized",
+            "    ) sized",
+        ),
+        run="--only restarts --seconds 15",
+        seen_by="duplicated_effect reordered_effect",
+    ),
+    _bug(
+        "a lane is given away while a slice of it is at work",
+        Edit(
+            "src/aftercommit/consumer/lease_taker.py",
+            "given = [each for each in held[share:] if each.task is None]",
+            "given = held[share:]",
+        ),
+        Edit(
+            SLICES_SQL,
+            "where name = %(checkpoint)s and token = %(token)s for no key update\n),\nfence as (",
+            "where name = %(checkpoint)s for no key update\n),\nfence as (",
+        ),
+        Edit(
+            SLICES_SQL,
+            "select (select count(*) from fence), null, (select position from fence),",
+            "select (select count(*) from fence), null, null::bigint,",
+        ),
+        run=f"{_KILLS} --points consumer.active",
         seen_by="duplicated_effect",
     ),
     _bug(

@@ -116,7 +116,11 @@ def collect(folder: Path, dsn: str) -> Evidence:
         effects = connection.execute(
             "select consumer, op, part, account, number, is_foreign from shop.effect order by id"
         ).fetchall()
-        checkpoints: dict[str, int] = dict(connection.execute("select name, position from book.consumer").fetchall())
+        lowest = (
+            "select split_part(name, '#', 1), min(position) from book.consumer "
+            "where lanes = 1 or strpos(name, '#') > 0 group by 1"
+        )
+        checkpoints: dict[str, int] = dict(connection.execute(lowest).fetchall())
         gaps = {outbox: _gaps(connection, outbox) for outbox in workload.CONSUMERS}
         intrusions = connection.execute("select what from shop.intrusion order by at").fetchall()
     return Evidence(

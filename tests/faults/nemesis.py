@@ -232,7 +232,7 @@ class Nemesis:
         while True:
             await asyncio.sleep(chance.uniform(2.0, 6.0))
             name = chance.choice(workload.CONSUMERS[workload.BOOK])
-            await self.overseer.ask("update book.consumer set paused = true where name = %s", name)
+            await self.overseer.ask("update book.consumer set paused = true where split_part(name, '#', 1) = %s", name)
             workers = [actor for actor in self.cast.living("worker") if name in actor.part.consumers]
             if workers and chance.random() < 0.7:
                 self._order_death(chance.choice(workers), "consumer.paused", 1)

@@ -31,6 +31,7 @@ WORKER_POINTS = (
     "consumer.paused",
     "consumer.standing_by",
     "consumer.fenced",
+    "consumer.handed_over",
     "consumer.stopped",
 )
 # All programs of a run know the same versions, so nobody waits for newer code there.

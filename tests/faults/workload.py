@@ -1,8 +1,8 @@
 """What the processes of a run work on: two outboxes, their consumers, and the business tables beside them.
 
-`book` goes through the log transport to five log consumers of different manners; `post` goes over the bus, with strict
-ordering, to two consumers with an inbox. Every event tells its aggregate's own number, so that order can be checked,
-and repeats its scope in the payload, so that a foreign one can be seen.
+`book` goes through the log transport to log consumers of different manners, three of them divided; `post` goes over the
+bus, with strict ordering, to two consumers with an inbox. Every event tells its aggregate's own number, so that order
+can be checked, and repeats its scope in the payload, so that a foreign one can be seen.
 """
 
 import os
@@ -27,9 +27,13 @@ TENANTS: Final = ("acme", "globex", "initech")
 REGIONS: Final = ("north", "south")
 SCOPE: Final[dict[str, type[Any]]] = {"tenant_id": str, "region": str}
 # Each with consumers that share a worker process.
-WORKERS: Final = {"first": ("strict", "wide"), "second": ("batch", "blocking"), "third": ("bare", "wide-strict")}
-CONSUMERS: Final = {BOOK: ("strict", "wide", "batch", "blocking", "bare", "wide-strict"), POST: ("mail", "parcel")}
-STRICT: Final = frozenset({"strict", "wide-strict", "mail", "parcel"})
+WORKERS: Final = {
+    "first": ("strict", "wide", "divided-bare"),
+    "second": ("batch", "blocking", "divided"),
+    "third": ("bare", "wide-strict", "divided-strict"),
+}
+CONSUMERS: Final = {BOOK: tuple(name for names in WORKERS.values() for name in names), POST: ("mail", "parcel")}
+STRICT: Final = frozenset({"strict", "wide-strict", "divided-strict", "mail", "parcel"})
 POISON: Final = "poison"
 
 # Given the fault "handlers", the first attempt at one event in so many ends with a misuse of the connection. One misuse
@@ -122,6 +126,9 @@ def _declare_book(book: Outbox, points: Points) -> None:
     _by_event(book, points, "wide", concurrency=4, **patient)
     _by_event(book, points, "wide-strict", concurrency=3, ordering="strict", **patient)
     _by_event(book, points, "bare", inbox=False, **patient)
+    _by_event(book, points, "divided", concurrency=2, lanes=4, **patient)
+    _by_event(book, points, "divided-strict", ordering="strict", lanes=3, **patient)
+    _by_event(book, points, "divided-bare", inbox=False, lanes=2, **patient)
 
     batch = book.consumer("batch", **patient)
 

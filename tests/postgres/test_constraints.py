@@ -74,6 +74,10 @@ VIOLATIONS = {
     "consumer_position_is_not_negative": CONSUMER.format(columns="", values="-1"),
     "consumer_is_held_or_free": CONSUMER.format(columns=", worker", values="0, 'somebody'"),
     "consumer_suspect_is_counted": CONSUMER.format(columns=", suspect_attempts", values="0, 1"),
+    "consumer_lanes_are_in_range": CONSUMER.format(columns=", lanes", values="0, 65"),
+    "consumer_worker_lease_has_a_length": (
+        "insert into consumer_worker values ('index', gen_random_uuid(), 'here:1', now(), 0)"
+    ),
     "dead_letter_status_is_known": letter(status="'lost'"),
     "dead_letter_retry_has_a_time": letter(status="'retrying'"),
     "dead_letter_attempts_are_not_negative": letter(attempts="-1"),

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.consumer.runner import Runner
 from aftercommit.consumer.slices import Query, prepare
 from aftercommit.event.envelope import Event
 from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.handler_connections import ConsumerConnections
 from tests.support.consuming import BLOCKED_AT_INBOX, handle_all, numbered, outbox_records, place_in_log
 from tests.support.shop import OrderPlaced, Shop
 

@@ -12,7 +12,7 @@ import pytest
 
 from aftercommit import Engine
 from aftercommit.backoff import Constant
-from aftercommit.consumer import WorkerSettings, log_worker
+from aftercommit.consumer import WorkerSettings, log_worker, news
 from aftercommit.consumer.lease import Leases
 from aftercommit.consumer.names import set_paused
 from aftercommit.consumer.pages import LatestPage
@@ -30,7 +30,7 @@ HOUR = 3600.0
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are renewed in hours, nothing is polled, and an answer to an append is waited for."""
     monkeypatch.setattr(log_worker, "POLL", HOUR)
-    monkeypatch.setattr(log_worker, "EXPECT_SECONDS", HOUR)
+    monkeypatch.setattr(news, "EXPECT_SECONDS", HOUR)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import pytest
 from aftercommit.backoff import Constant
 from aftercommit.consumer import Dispatcher, LogWorker, WorkerSettings
 from aftercommit.consumer import pages as pages_module
+from aftercommit.consumer.lease import Leases
 from aftercommit.consumer.pages import LatestPage, Pages
 from aftercommit.event.envelope import Event
 from aftercommit.postgres.database import Database
@@ -121,7 +122,8 @@ async def test_a_page_that_vanishes_while_it_is_read_is_an_empty_page(
     connection = await shop.database.connect()
     try:
         shop.rows("delete from log")
-        assert await Pages(shop.outbox, consumer, 10, LatestPage(shop.outbox)).read(connection, 0, 3) == ([], 3)
+        lease = Leases(shop.outbox, [consumer], 5.0).all["index"]
+        assert await Pages(shop.outbox, lease, 10, LatestPage(shop.outbox)).read(connection, 0, 3) == ([], 3)
     finally:
         await connection.close()
 

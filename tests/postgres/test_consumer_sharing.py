@@ -164,7 +164,7 @@ async def test_news_that_come_when_a_consumer_has_just_ended_are_not_forgotten(
             place_in_log(shop, ("o-1", 1))
             told = follower._told
             told.clear()
-            worker._news.set()
+            worker.news.rung.set()
             await told.wait()
 
     monkeypatch.setattr(follower, "work", slow_to_end)

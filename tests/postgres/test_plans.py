@@ -230,7 +230,8 @@ def test_due_events_are_loaded_from_their_places(engine):
 
 @pytest.mark.parametrize("types", [None, ["order.placed"]])
 def test_a_page_of_the_log_is_a_range_of_positions(engine, types):
-    plan = explain(engine, STATEMENTS["read_log"], after=50_000, upto=50_500, types=types, max_bytes=1 << 30)
+    page = {"after": 50_000, "upto": 50_500, "types": types, "lane": 0, "lanes": 1}
+    plan = explain(engine, STATEMENTS["read_log"], **page, max_bytes=1 << 30)
 
     assert plan.rows == LIMIT
     assert plan.whole_scans == []
@@ -241,7 +242,8 @@ def test_a_page_of_the_log_is_a_range_of_positions(engine, types):
 
 def test_a_slice_begins_without_reading_the_inbox(engine):
     ids = rows_of(engine, "select id from log where position between 90001 and 90100")
-    lease = {"consumer": "consumer-1", "token": engine.token, "lease": 30, "patience": "60s"}
+    whose = {"consumer": "consumer-1", "checkpoint": "consumer-1"}
+    lease = {**whose, "token": engine.token, "lease": 30, "patience": "60s"}
 
     plan = explain(engine, STATEMENTS["begin_slice"], **lease, position=90_100, ids=ids)
 
@@ -256,7 +258,8 @@ def test_due_dead_letters_do_not_look_at_those_that_have_to_wait(engine, strict)
     due = STATEMENTS.part("due_letters_strict" if strict else "due_letters")
     query = STATEMENTS.render("within_bytes", due=due).encode()
 
-    plan = explain(engine, query, consumer="consumer-1", limit=LIMIT, in_a_row=LIMIT, max_bytes=1 << 20)
+    whose = {"consumer": "consumer-1", "lane": 0, "lanes": 1}
+    plan = explain(engine, query, **whose, limit=LIMIT, in_a_row=LIMIT, max_bytes=1 << 20)
 
     assert 0 < plan.rows < LIMIT
     assert plan.whole_scans == []

@@ -35,6 +35,21 @@ def test_everything_is_appended_and_handled_once(aftercommit_world: World, trans
     assert (again.appended, again.attempts) == (0, ())
 
 
+def test_a_divided_consumer_is_drained_like_any_other(aftercommit_world: World) -> None:
+    handled: list[str] = []
+    consumer = aftercommit_world.outbox.consumer("divided", lanes=8)
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced]) -> None:
+        handled.append(event.payload.order_id)
+
+    names = [f"o-{number}" for number in range(20)]
+    aftercommit_world.publish(*map(OrderPlaced, names), tenant_id="acme")
+    assert len(aftercommit_world.drain().handled) == 20
+    assert handled == names
+    assert aftercommit_world.drain().attempts == ()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_handlers_publish_is_drained_too(aftercommit_world: World, transport: Any) -> None:

@@ -48,7 +48,7 @@ class DeadLetters:
         self._consumer = consumer
         self._lease = lease
         self._statements = Statements(outbox.shape)
-        self._mine = {"consumer": consumer.name, "strict": consumer.ordering == "strict"}
+        self._mine = {**lease.parameters, "strict": consumer.ordering == "strict"}
         due = self._statements.part("due_letters_strict" if self._mine["strict"] else "due_letters")
         self._due = self._statements.render("within_bytes", due=due).encode()
         self._turns: dict[UUID, datetime | None] = {}
@@ -112,7 +112,7 @@ class DeadLetters:
 
     def resolving(self, ids: Sequence[UUID]) -> Query:
         """Resolve these letters at the end of their slice."""
-        return Query("resolve_handled", {"ids": list(ids), "consumer": self._consumer.name})
+        return Query("resolve_handled", {**self._lease.parameters, "ids": list(ids)})
 
     def tell_resolved(self, ids: Sequence[UUID], skipped: int = 0) -> None:
         """Log all letters of a turn in one line: a replay resolves many thousands.

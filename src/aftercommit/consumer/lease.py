@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
@@ -52,17 +52,30 @@ class ConsumerStatus(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The lease of one consumer, held by one worker for `seconds` at a time."""
+    """The lease of one consumer, or of one of its lanes, held by one worker for `seconds` at a time."""
 
     statements: Statements
     consumer: Consumer
     token: UUID
     seconds: float
+    lane: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the row with the checkpoint."""
+        return self.consumer.name if self.consumer.lanes == 1 else f"{self.consumer.name}#{self.lane}"
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters of every fenced statement."""
-        return {"consumer": self.consumer.name, "token": self.token, "lease": self.seconds}
+        """Parameters of every fenced statement, and of those about the letters of the lane."""
+        return {
+            "consumer": self.consumer.name,
+            "checkpoint": self.name,
+            "lane": self.lane,
+            "lanes": self.consumer.lanes,
+            "token": self.token,
+            "lease": self.seconds,
+        }
 
     async def move(self, connection: AsyncConnection, position: int) -> None:
         """Move the checkpoint past events that need no transaction of their own."""
@@ -77,7 +90,7 @@ class Lease:
     def require(self, held: bool) -> None:
         """Raise LeaseLost unless the fence let the write through."""
         if not held:
-            raise LeaseLost(f"another worker took over consumer {self.consumer.name!r}")
+            raise LeaseLost(f"another worker took over consumer {self.name!r}")
 
     async def _row(self, connection: AsyncConnection, name: str, position: int) -> Any:
         asked = {**self.parameters, "position": position}
@@ -85,15 +98,23 @@ class Lease:
 
 
 class Leases:
-    """The leases of all consumers of one worker: taken, renewed and asked about in one statement each."""
+    """The leases of all consumers of one worker: taken, renewed and asked about in one statement each.
+
+    `all`: by name. A consumer that is divided has one for each lane.
+    """
 
     def __init__(self, outbox: Outbox, consumers: Sequence[Consumer], seconds: float) -> None:
         self.token: UUID = uuid4()
         self.seconds = seconds
         self.worker = f"{socket.gethostname()}:{os.getpid()}"
         self._outbox = outbox
-        self._consumers = {consumer.name: consumer for consumer in consumers}
         self._statements = Statements(outbox.shape)
+        made = (
+            Lease(self._statements, each, self.token, seconds, lane) for each in consumers for lane in range(each.lanes)
+        )
+        self.all = {lease.name: lease for lease in made}
+        self._divided = {consumer.name: consumer.lanes for consumer in consumers if consumer.lanes > 1}
+        self._news = {"channel": outbox.shape.log_channel, "changed": CONSUMER_CHANGED}
         self._renew_at = 0.0
 
     @property
@@ -101,22 +122,31 @@ class Leases:
         """How long until the leases have to be renewed: when a third of their time is over."""
         return max(0.0, self._renew_at - time.monotonic())
 
-    def of(self, consumer: Consumer) -> Lease:
-        """The lease of one consumer."""
-        return Lease(self._statements, consumer, self.token, self.seconds)
+    async def share(self, connection: AsyncConnection) -> dict[str, int]:
+        """How many lanes of each divided consumer are ours; those are missing that are divided in another way."""
+        if not self._divided:
+            return {}
+        asked = {"consumers": list(self._divided), "lanes": list(self._divided.values()), **self._mine, **self._news}
+        rows = await (await connection.execute(self._statements["share_lanes"], asked)).fetchall()
+        return {name: share for name, share, _ in rows}
 
-    async def take(self, connection: AsyncConnection, names: Collection[str]) -> dict[str, HeldLease]:
-        """Take these; those are missing that another worker has, or that a slice of our own locks."""
+    async def take(
+        self, connection: AsyncConnection, names: Collection[str], room: Mapping[str, int]
+    ) -> dict[str, HeldLease]:
+        """Take these, of a divided consumer as many lanes as there is `room` for.
+
+        Those are missing that another worker has, or that a slice of our own locks.
+        """
         self._renew_at = time.monotonic() + self.seconds / 3
-        chosen = [self._consumers[name] for name in names]
+        chosen = [self.all[name].consumer for name in names]
         known = list(self._outbox.registry)
         parameters = {
-            "consumers": [consumer.name for consumer in chosen],
+            "checkpoints": list(names),
             "declared_by": [consumer.declared_by for consumer in chosen],
             "inbox": [consumer.inbox for consumer in chosen],
-            "token": self.token,
-            "worker": self.worker,
-            "lease": self.seconds,
+            "lanes": [consumer.lanes for consumer in chosen],
+            "room": [room.get(consumer.name, 1 if consumer.lanes == 1 else 0) for consumer in chosen],
+            **self._mine,
             "types": [event_type.name for event_type in known],
             "versions": [event_type.version for event_type in known],
         }
@@ -124,7 +154,8 @@ class Leases:
         taken = {name: HeldLease(*held) for name, *held in rows}
         if taken:
             # Events that older code parked because it did not know their version are tried again.
-            await connection.execute(self._statements["take_up_newer"], {**parameters, "consumers": list(taken)})
+            whose = list({self.all[name].consumer.name for name in taken})
+            await connection.execute(self._statements["take_up_newer"], {**parameters, "consumers": whose})
         return taken
 
     async def renew(self, connection: AsyncConnection, names: Collection[str]) -> dict[str, ConsumerStatus]:
@@ -138,20 +169,28 @@ class Leases:
 
     async def release(self, connection: AsyncConnection) -> None:
         """Hand all consumers over at once."""
-        parameters = {
-            "consumers": list(self._consumers),
-            "token": self.token,
-            "channel": self._outbox.shape.log_channel,
-            "changed": CONSUMER_CHANGED,
-        }
-        await connection.execute(self._statements["release_consumers"], parameters)
+        asked = {"checkpoints": list(self.all), "consumers": list(self._divided), "token": self.token, **self._news}
+        await connection.execute(self._statements["release_consumers"], asked)
+
+    async def hand_over(self, connection: AsyncConnection, names: Collection[str]) -> None:
+        """Give these lanes to workers that have too few."""
+        asked = {"checkpoints": list(names), "token": self.token, **self._news}
+        await connection.execute(self._statements["hand_over_lanes"], asked)
+
+    @property
+    def _mine(self) -> dict[str, Any]:
+        return {"token": self.token, "worker": self.worker, "lease": self.seconds}
 
     async def _ask(
         self, connection: AsyncConnection, statement: str, names: Collection[str]
     ) -> dict[str, ConsumerStatus]:
+        leases = [self.all[name] for name in names]
         parameters = {
-            "consumers": list(names),
-            "strict": [self._consumers[name].ordering == "strict" for name in names],
+            "checkpoints": list(names),
+            "consumers": [lease.consumer.name for lease in leases],
+            "strict": [lease.consumer.ordering == "strict" for lease in leases],
+            "lane": [lease.lane for lease in leases],
+            "lanes": [lease.consumer.lanes for lease in leases],
             "token": self.token,
             "lease": self.seconds,
         }

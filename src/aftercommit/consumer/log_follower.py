@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aftercommit.consumer.dead_letters import DeadLetters
@@ -17,6 +17,7 @@ from aftercommit.consumer.waiting import CheckpointWait, VersionWaits
 from aftercommit.consumer.worker_slices import WorkerParts, handle_in_order
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.outbox.declaration import Outbox
+from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.service import Probe, Waker, wait_for_any
@@ -41,16 +42,21 @@ class SharedParts:
     stopping: Waker
     look_wanted: Waker
     probe: Probe | None
+    # Of each consumer, one for every lane.
+    followers: dict[str, list["LogFollower"]] = field(default_factory=dict)
 
 
 class LogFollower:
-    """One consumer's way through the log, from its checkpoint. `active`: the lease is held. `task`: it is at work."""
+    """The way of one consumer, or of one of its lanes, through the log, from its checkpoint.
+
+    `active`: the lease is held. `task`: it is at work.
+    """
 
     def __init__(self, outbox: Outbox, lease: Lease, shared: SharedParts) -> None:
         consumer, page_size = lease.consumer, shared.page_size
-        self.consumer = consumer
         self.active = False
         self.paused = False
+        self.leaving = False
         self.task: asyncio.Task[None] | None = None
         self._meter = outbox.meter
         self._shared = shared
@@ -63,16 +69,27 @@ class LogFollower:
             suspects=Suspects(lease, page_size, self),
             host=self,
         )
-        waits = VersionWaits(outbox, consumer, lease.token)
+        waits = VersionWaits(outbox, consumer, lease)
         self._retries = LetterRetries(self._parts, waits)
         wait = CheckpointWait(waits, lease.seconds / 3, self)
-        self._reader = LogReader(self._parts, Pages(outbox, consumer, page_size, shared.latest), wait)
+        self._reader = LogReader(self._parts, Pages(outbox, lease, page_size, shared.latest), wait)
         self._side = SideBySide(self._parts, self._reader, self._retries, page_size)
         self._status: ConsumerStatus | None = None
         # The checkpoint, and how many letters were written, when the worker began to ask.
         self._when_asked = (0, 0)
         self._looked_after = 0
         self._log_first = False
+        shared.followers.setdefault(consumer.name, []).append(self)
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer whose events it handles."""
+        return self._parts.consumer
+
+    @property
+    def name(self) -> str:
+        """The name of its lease."""
+        return self._parts.lease.name
 
     @property
     def position(self) -> int:
@@ -110,8 +127,8 @@ class LogFollower:
         return self._status is not None and position <= self._status.head
 
     def proceeds(self) -> bool:
-        """Whether the consumer is neither stopping nor paused."""
-        return not self._shared.stopping.is_set() and not self.paused
+        """Whether the consumer is neither stopping nor paused, and the lane is not given away."""
+        return not self._shared.stopping.is_set() and not self.paused and not self.leaving
 
     async def reach(self, point: str, **detail: Any) -> None:
         """Tell the probe that the work has reached a named point."""
@@ -126,9 +143,15 @@ class LogFollower:
         self._reader.wait.over()
         self._retries.start()
         self._status = None
-        self.active, self.paused = True, held.paused
-        started = {"consumer": self.consumer.name, "position": held.position, "took_over": held.died}
+        self.active, self.paused, self.leaving = True, held.paused, False
+        started = {"consumer": self.name, "position": held.position, "took_over": held.died}
         log_event(logger, logging.INFO, "consumer_started", **started)
+
+    def leave(self, *, leaving: bool = True) -> None:
+        """Come to an end between two slices, because another worker is to have the lane; or stay after all."""
+        if self.leaving != leaving:
+            self.leaving = leaving
+            self._told.set()
 
     def asking(self) -> None:
         """The worker is about to look: what changes from now on, the answer may not contain."""
@@ -140,7 +163,7 @@ class LogFollower:
         if status.checkpoint < position:
             # The events in between are not handled in the restored database, and those read ahead may not exist.
             raise DatabaseUnavailable(
-                f"the checkpoint of consumer {self.consumer.name!r} went back from {position} to "
+                f"the checkpoint of consumer {self.name!r} went back from {position} to "
                 f"{status.checkpoint}: the database was restored, or the checkpoint was moved"
             )
         self.paused = status.paused
@@ -233,10 +256,14 @@ class LogFollower:
         return await self._reader.read(connection, self._status.head, any_letters=self._retries.any_open)
 
     def _note_progress(self) -> None:
-        if self._status is not None:
+        """Of a divided consumer, the lane that has most to do counts."""
+        seen = [each for each in self._shared.followers[self.consumer.name] if each.active and each._status is not None]
+        if seen:
+            last = min(seen, key=lambda each: each.position)
+            assert last._status is not None
             # The worker may have looked before the last slice was committed.
-            lag = self._status.lag if self.position < self._status.head else 0
-            self._meter.on_progress(self.consumer.name, self.position, self._status.events, lag)
+            lag = last._status.lag if last.position < last._status.head else 0
+            self._meter.on_progress(self.consumer.name, last.position, last._status.events, lag)
 
     def _want_look(self) -> None:
         if self._parts.letters.written > self._looked_after:

@@ -1,7 +1,7 @@
 """A worker on the log: follows it for some consumers of an outbox, on one control connection.
 
 Each consumer has its lease and its checkpoint. The worker takes, renews and asks about all of them in one statement,
-and starts a consumer when there is something to do. Other workers of the same consumer stand by.
+and starts a consumer when there is something to do. Other workers of the same consumer stand by, or share its lanes.
 """
 
 import asyncio
@@ -16,12 +16,13 @@ from uuid import UUID
 import psycopg
 
 from aftercommit.consumer.lease import CONSUMER_CHANGED, Leases
+from aftercommit.consumer.lease_taker import LeaseTaker
 from aftercommit.consumer.log_follower import LogFollower, SharedParts
-from aftercommit.consumer.names import Standby, register
+from aftercommit.consumer.names import register
+from aftercommit.consumer.news import News
 from aftercommit.consumer.pages import LatestPage
 from aftercommit.consumer.slices import require_handlers
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
-from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
@@ -37,8 +38,6 @@ logger = logging.getLogger("aftercommit.consumer")
 
 POLL: Final = 2.0
 POLL_WITHOUT_LISTENER: Final = 0.05
-# So long a worker waits for the answer to an append that a notification has overtaken.
-EXPECT_SECONDS: Final = 0.05
 # So many connections serve the handlers of all consumers, or as many as one consumer's concurrency needs.
 CONNECTIONS: Final = 10
 
@@ -107,13 +106,12 @@ class LogWorker(DatabaseService):
             look_wanted=Waker(),
             probe=probe,
         )
-        self._followers = {each.name: LogFollower(outbox, self._leases.of(each), self._shared) for each in chosen}
-        channel = self._channel = outbox.shape.log_channel
-        self._news = listener.subscribe(channel) if listener is not None else Waker()
+        self._followers = {name: LogFollower(outbox, lease, self._shared) for name, lease in self._leases.all.items()}
+        self._taker = LeaseTaker(outbox.shape, self._leases, self._shared.followers, self.reach)
+        channel = outbox.shape.log_channel
+        self.news = News(channel, listener, self._shared.latest, self._followers, self._leases.token)
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._ended, self._look_at = Waker(), 0.0
-        self._received, self._expects_until = Waker(), 0.0
-        self._standby = Standby(outbox.shape)
 
     @property
     def token(self) -> UUID:
@@ -122,27 +120,14 @@ class LogWorker(DatabaseService):
 
     @property
     def active(self) -> bool:
-        """Whether it holds the leases of all its consumers."""
-        return all(follower.active for follower in self._followers.values())
+        """Whether it holds the leases of all its consumers, or a lane of those that are divided."""
+        return all(any(each.active for each in lanes) for lanes in self._shared.followers.values())
 
     @property
     def position(self) -> int:
         """The checkpoint; the lowest one, if there are several."""
-        return min(follower.position for follower in self._followers.values())
-
-    def expect(self) -> None:
-        """A relay of this process begins to append: what it appends need not be read."""
-        self._received.clear()
-        self._expects_until = time.monotonic() + EXPECT_SECONDS
-
-    def receive(self, records: Sequence[Record]) -> None:
-        """Take events that a relay of this process has just appended to the log."""
-        self._expects_until = 0.0
-        self._received.set()
-        end = self._resting_at()
-        if records and end is not None and records[0].position == end + 1:
-            self._shared.latest.keep(records)
-            self._news.set()
+        followers = self._followers.values()
+        return min(each.position for each in [each for each in followers if each.active] or followers)
 
     async def session(self) -> None:
         """Connect, stand by, then work, until stopped or until a connection is lost."""
@@ -157,7 +142,7 @@ class LogWorker(DatabaseService):
         try:
             async with exclusive(control) as own:
                 await require_schema(own, self._outbox.shape)
-            await register(control, self._outbox, [each.consumer for each in self._followers.values()])
+            await register(control, self._outbox, [lanes[0].consumer for lanes in self._shared.followers.values()])
             self.session_is_up()
             self._word.set()
             while not self.stopping.is_set():
@@ -182,64 +167,37 @@ class LogWorker(DatabaseService):
         """Collect what has ended; if it is time, look what there is to do, and begin it; wait."""
         await self._collect()
         is_time = time.monotonic() >= self._look_at or self._word.is_set() or self._shared.look_wanted.is_set()
-        hears = self._news.is_set() and time.monotonic() >= self._expects_until
+        hears = self.news.rung.is_set() and not self.news.seconds_expected
         if is_time or (hears and not await self._hear(reading)):
             await self._look(control, reading)
-        # The notification of an append often overtakes the answer to it, which has the events.
-        expects = time.monotonic() < self._expects_until
-        until = min(self._look_at, self._expects_until) if expects else self._look_at
-        wakers = (self._received if expects else self._news, self._word, self._shared.look_wanted)
-        await wait_for_any(until - time.monotonic(), self.stopping, self._ended, *wakers)
+        wakers = (self.news.waker, self._word, self._shared.look_wanted)
+        seconds = self._look_at - time.monotonic()
+        await wait_for_any(min(seconds, self.news.seconds_expected or seconds), self.stopping, self._ended, *wakers)
 
     async def _hear(self, reading: AsyncConnection) -> bool:
-        """New events are in the log. If all consumers wait for them, begin at once; otherwise it takes a look."""
-        self._news.clear()
-        followers = self._at_work
-        listener = self._listener
-        if listener is None or not listener.working or not followers:
+        """There are new events: begin the consumers that wait for them. False if it takes a look."""
+        told = await self.news.hear(reading)
+        if told is None:
             return False
-        told = listener.heard.get(self._channel, "")
-        end = self._resting_at()
-        if end is None:
-            return told.isdecimal() and all(follower.knows(int(told)) for follower in followers)
-        consumers = [follower.consumer for follower in followers]
-        head = self._shared.latest.end_after(end)
-        if head is None:
-            if told.isdecimal() and int(told) <= end:
-                return True
-            head = await self._shared.latest.read_news(reading, end, consumers, self.token)
-            self.answered()
-        if head is None:
-            return False
-        for follower in followers:
-            follower.tell_end(head)
-        for follower in followers:
+        self.answered()
+        for follower in told:
             await self._begin(follower, reading, renewed=False)
         return True
 
-    @property
-    def _at_work(self) -> list[LogFollower]:
-        return [follower for follower in self._followers.values() if follower.active and not follower.paused]
-
-    def _resting_at(self) -> int | None:
-        """Where all consumers wait for new events; None if they are not at the same position, or one is at work."""
-        places = {follower.rests_at for follower in self._at_work}
-        return places.pop() if len(places) == 1 else None
-
     async def _look(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         renews = self._word.is_set() or self._leases.seconds_to_renewal == 0
-        for waker in (self._news, self._word, self._shared.look_wanted):
+        for waker in (self.news.rung, self._word, self._shared.look_wanted):
             waker.clear()
         if renews:
-            await self._take(control)
+            await self._taker.take(control)
         active = [follower for follower in self._followers.values() if follower.active]
         if active:
             for follower in active:
                 follower.asking()
             ask = self._leases.renew if renews else self._leases.look
-            statuses = await ask(control, [follower.consumer.name for follower in active])
+            statuses = await ask(control, [follower.name for follower in active])
             for follower in active:
-                name = follower.consumer.name
+                name = follower.name
                 if (status := statuses.get(name)) is not None and status.held:
                     follower.tell(status)
                 elif follower.task is None:
@@ -249,21 +207,6 @@ class LogWorker(DatabaseService):
         for follower in active:
             await self._begin(follower, reading, renewed=renews)
         self._look_at = time.monotonic() + self._rest_seconds()
-
-    async def _take(self, control: AsyncConnection) -> None:
-        """Take the leases that are free. For the others, see that the workers that have them run the same consumers."""
-        missing = [name for name, follower in self._followers.items() if not follower.active]
-        if not missing:
-            return
-        taken = await self._leases.take(control, missing)
-        for name, held in taken.items():
-            self._standby.over(name)
-            self._followers[name].start(held)
-            await self.reach("consumer.active", position=held.position, died=held.died)
-        if standing_by := [self._followers[name].consumer for name in missing if name not in taken]:
-            await self._standby.look(control, standing_by)
-            for _ in standing_by:
-                await self.reach("consumer.standing_by")
 
     async def _begin(self, follower: LogFollower, reading: AsyncConnection, *, renewed: bool) -> None:
         """Start a consumer that has something to do."""
@@ -277,7 +220,7 @@ class LogWorker(DatabaseService):
         elif follower.paused:
             await self.reach("consumer.paused")
         elif follower.has_work:
-            follower.task = asyncio.create_task(follower.work(reading), name=f"consumer {follower.consumer.name}")
+            follower.task = asyncio.create_task(follower.work(reading), name=f"consumer {follower.name}")
             follower.task.add_done_callback(lambda _: self._ended.set())
         else:
             await self.reach("consumer.idle", position=follower.position)
@@ -301,13 +244,15 @@ class LogWorker(DatabaseService):
             except LeaseLost as problem:
                 await self._lost(follower, problem)
             follower.task = None
+            if follower.leaving:
+                self._word.set()
             if follower.active and follower.has_work:
                 # It was told of this when it had just come to its end.
                 self._shared.look_wanted.set()
 
     async def _lost(self, follower: LogFollower, problem: LeaseLost) -> None:
         await follower.forget()
-        fields = {"consumer": follower.consumer.name, "error": str(problem)}
+        fields = {"consumer": follower.name, "error": str(problem)}
         log_event(logger, logging.WARNING, "consumer_lease_lost", **fields)
         await self.reach("consumer.fenced")
         self._word.set()

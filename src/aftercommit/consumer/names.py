@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import psycopg
 
+from aftercommit.consumer.lanes import divide
 from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.errors import AftercommitError, ConsumerNameTaken, ConsumerRenamed, OperationBusy
 from aftercommit.outbox.declaration import Outbox
@@ -33,6 +34,7 @@ class KnownConsumer:
     declared_by: str
     worker: str | None
     alive: bool
+    lanes: int
 
 
 async def known_consumers(connection: AsyncConnection, shape: Shape) -> list[KnownConsumer]:
@@ -47,15 +49,17 @@ async def register(connection: AsyncConnection, outbox: Outbox, consumers: Seque
     for consumer in consumers:
         _require_free(known, outbox, consumer)
     for consumer in consumers:
-        if consumer.name in known:
-            continue
-        parameters = {
-            "name": consumer.name,
-            "latest": consumer.start == "latest",
-            "declared_by": consumer.declared_by,
-            "inbox": consumer.inbox,
-        }
-        await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
+        mine = known.get(consumer.name)
+        if mine is None:
+            parameters = {
+                "name": consumer.name,
+                "latest": consumer.start == "latest",
+                "declared_by": consumer.declared_by,
+                "inbox": consumer.inbox,
+            }
+            await connection.execute(Statements(outbox.shape)["register_consumer"], parameters)
+        if consumer.lanes != (1 if mine is None else mine.lanes):
+            await divide(connection, outbox.shape, consumer)
 
 
 def require_all_free(connection: psycopg.Connection[Any], outbox: Outbox) -> None:
@@ -83,11 +87,15 @@ class Standby:
                     "worker ran. Start the worker again with the consumer's new name"
                 )
             _refuse_double(known[consumer.name], consumer)
-            holder = known[consumer.name].worker
+            holder, lanes = known[consumer.name].worker, known[consumer.name].lanes
+            if lanes != consumer.lanes and holder is None:
+                await divide(connection, self._shape, consumer)
             # Without a worker, it is being handed over.
             if holder is not None and holder != self._holders.get(consumer.name):
                 self._holders[consumer.name] = holder
                 log_event(logger, logging.INFO, "consumer_standing_by", consumer=consumer.name, holder=holder)
+                if lanes != consumer.lanes:
+                    _warn_of_lanes(known[consumer.name], consumer)
 
     def over(self, name: str) -> None:
         """The worker has the consumer now."""
@@ -182,6 +190,12 @@ def _refuse_double(mine: KnownConsumer, consumer: Consumer) -> None:
             f"program's takes {consumer.declared_by}: these are two consumers, and each would miss the events that the "
             "other handles. Choose another name for one of them"
         )
+
+
+def _warn_of_lanes(running: KnownConsumer, consumer: Consumer) -> None:
+    remedy = "stop the workers that run the other number: then this one divides the consumer anew and takes it"
+    fields = {"consumer": consumer.name, "declared": consumer.lanes, "running": running.lanes, "remedy": remedy}
+    log_event(logger, logging.WARNING, "consumer_lanes_differ", **fields)
 
 
 def _refuse_rename(known: dict[str, KnownConsumer], outbox: Outbox, consumer: Consumer) -> None:

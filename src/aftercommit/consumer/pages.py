@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import UUID
 
+from aftercommit.consumer.lease import Lease
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
-from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.records import BYTES_AT_ONCE, FEW_BYTES, FEW_EVENTS, log_records
 from aftercommit.postgres.statements import Statements
@@ -53,7 +53,7 @@ class LatestPage:
         return self._range[-1] if position + 1 in self._range else None
 
     async def read_news(
-        self, connection: AsyncConnection, after: int, consumers: Sequence[Consumer], token: UUID
+        self, connection: AsyncConnection, after: int, checkpoints: Sequence[str], token: UUID
     ) -> int | None:
         """Read what is new for consumers that have all come to a position; returns the end of the log.
 
@@ -63,8 +63,10 @@ class LatestPage:
             "after": after,
             "upto": after + FEW,
             "types": None,
+            "lane": 0,
+            "lanes": 1,
             "max_bytes": FEW_BYTES,
-            "consumers": [consumer.name for consumer in consumers],
+            "checkpoints": list(checkpoints),
             "token": token,
         }
         rows = await (await connection.execute(self._news, asked, prepare=True)).fetchall()
@@ -90,19 +92,20 @@ class LatestPage:
         return records, records[-1].position or after
 
     async def _read(self, connection: AsyncConnection, after: int, head: int) -> Sequence[Record]:
-        asked = {"after": after, "upto": head, "types": None, "max_bytes": MAX_PAGE_BYTES}
+        asked = {"after": after, "upto": head, "types": None, "lane": 0, "lanes": 1, "max_bytes": MAX_PAGE_BYTES}
         rows = await (await connection.execute(self._statements["read_log_cut"], asked, prepare=True)).fetchall()
         return log_records(rows, self._shape)
 
 
 class Pages:
-    """Pages of the log for one consumer, of at most `page_size` positions."""
+    """Pages of the log for one consumer, or for one of its lanes, of at most `page_size` positions."""
 
-    def __init__(self, outbox: Outbox, consumer: Consumer, page_size: int, latest: LatestPage) -> None:
+    def __init__(self, outbox: Outbox, lease: Lease, page_size: int, latest: LatestPage) -> None:
         self._latest = latest
         self._shape = outbox.shape
         self._statements = Statements(outbox.shape)
-        self._consumer = consumer
+        self._consumer = lease.consumer
+        self._lane = {"lane": lease.lane, "lanes": lease.consumer.lanes}
         self._size = page_size
         self._reach = page_size
         self._early: tuple[int, asyncio.Task[Page]] | None = None
@@ -132,9 +135,10 @@ class Pages:
         return await reading
 
     async def _read(self, connection: AsyncConnection, after: int, head: int) -> Page:
-        shared = await self._latest.read(connection, after, min(head, after + self._size))
-        if shared is not None:
-            return shared
+        if self._consumer.lanes == 1:
+            shared = await self._latest.read(connection, after, min(head, after + self._size))
+            if shared is not None:
+                return shared
         page = await self._range(connection, after, head)
         first = page[0][0].position if page[0] else None
         # Mostly the next event is one that the consumer takes, and nothing has to be asked.
@@ -163,7 +167,7 @@ class Pages:
 
     async def _range(self, connection: AsyncConnection, after: int, head: int) -> Page:
         upto = min(head, after + self._reach)
-        asked = {"after": after, "upto": upto, "types": self._consumer.types}
+        asked = {"after": after, "upto": upto, "types": self._consumer.types, **self._lane}
         # A few are measured while they are read. For many, it is cheaper to measure first.
         if upto - after > FEW and await self._fits(connection, asked):
             rows = await (await connection.execute(self._statements["read_log"], asked, prepare=True)).fetchall()

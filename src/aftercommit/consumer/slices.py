@@ -227,6 +227,7 @@ def _return_unhandled(items: Sequence[SliceItem], unhandled: Sequence[int], begi
     moved_checkpoint = "position" in begin.parameters and unhandled
     parameters = {
         "token": None,
+        "checkpoint": None,
         **begin.parameters,
         "ids": uuid_array(items[place].record.event_id for place in unhandled),
         "position": items[unhandled[0]].position - 1 if moved_checkpoint else None,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from aftercommit.consumer.host import Host
-from aftercommit.consumer.lease import CONSUMER_CHANGED
+from aftercommit.consumer.lease import CONSUMER_CHANGED, Lease
 from aftercommit.consumer.slices import SliceItem
 from aftercommit.errors import LeaseLost, NewerVersion
 from aftercommit.outbox.declaration import Outbox
@@ -29,14 +29,14 @@ Kind = tuple[str, int]
 
 
 class VersionWaits:
-    """The versions that one consumer waits for. With a `token`, only its holder may begin or extend a wait."""
+    """The versions that one consumer waits for. With a `lease`, only its holder may begin or extend a wait."""
 
-    def __init__(self, outbox: Outbox, consumer: Consumer, token: Any = None) -> None:
+    def __init__(self, outbox: Outbox, consumer: Consumer, lease: Lease | None = None) -> None:
         self._meter = outbox.meter
         self._consumer = consumer
         self._parameters = {
-            "consumer": consumer.name,
-            "token": token,
+            "consumer": consumer.name if lease is None else lease.name,
+            "token": None if lease is None else lease.token,
             "seconds": consumer.version_wait_seconds,
             "channel": outbox.shape.log_channel,
             "changed": CONSUMER_CHANGED,

@@ -161,11 +161,13 @@ class Outbox:
         start: Literal["earliest", "latest"] | None = None,
         version_wait_seconds: float = 900.0,
         calls_per_commit: int = 100,
+        lanes: int = 1,
     ) -> Consumer:
         """Declare a consumer. The database keeps its checkpoint, inbox and dead letters under its name.
 
         At an event of a newer version than this code knows, it waits `version_wait_seconds` for newer code.
         Up to `calls_per_commit` calls of handlers without a connection share a commit; a crash repeats at most those.
+        With `lanes` above 1, its workers share the work; otherwise one works, and the others stand by.
         """
         if name in self.consumers:
             raise DuplicateDeclaration(
@@ -182,6 +184,7 @@ class Outbox:
             start=start,
             version_wait_seconds=version_wait_seconds,
             calls_per_commit=calls_per_commit,
+            lanes=lanes,
         )
         if backoff is not None:
             consumer.backoff = backoff

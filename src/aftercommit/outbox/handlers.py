@@ -12,12 +12,15 @@ from aftercommit.errors import DeclarationError, DuplicateDeclaration
 from aftercommit.event.definition import EventType
 from aftercommit.event.envelope import Event
 from aftercommit.event.registry import Registry
+from aftercommit.postgres.shape import LANES
 
 Ordering = Literal["relaxed", "strict"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 Reference = EventType | type[Any] | str
 
 ANY_TYPE = "*"
+# The rows of its lanes are named consumer#lane.
+MAX_DIVIDED_NAME = 97
 _CONSUMER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 
 
@@ -53,6 +56,7 @@ class Consumer:
     start: Literal["earliest", "latest"] | None = None
     version_wait_seconds: float = 900.0
     calls_per_commit: int = 100
+    lanes: int = 1
     handlers: list[Handler] = field(default_factory=list)
     is_async: bool | None = None
 
@@ -83,6 +87,12 @@ class Consumer:
             raise DeclarationError(
                 f"consumer {self.name!r}: with ordering='strict', events behind a failed one wait as dead letters, and "
                 "only the inbox tells which of them were handled: drop inbox=False, or ordering='strict'"
+            )
+        if not isinstance(self.lanes, int) or not 1 <= self.lanes <= LANES:
+            raise DeclarationError(f"consumer {self.name!r}: lanes={self.lanes!r} must be a number from 1 to {LANES}")
+        if self.lanes > 1 and len(self.name) > MAX_DIVIDED_NAME:
+            raise DeclarationError(
+                f"consumer {self.name!r}: the name of a consumer with lanes has at most {MAX_DIVIDED_NAME} characters"
             )
         if self.start not in (None, "earliest", "latest"):
             raise DeclarationError(f"consumer {self.name!r}: start {self.start!r} must be 'earliest' or 'latest'")

@@ -18,7 +18,7 @@ MAX_SCOPE_NAME = MAX_IDENTIFIER - 10
 SCOPE_TYPES: Mapping[type[Any], str] = {str: "varchar(255)", int: "bigint", UUID: "uuid"}
 ENGINE_TABLES = frozenset(
     "migration head life outbox log stream relay lane published_key consumer processed_events dead_letter_events "
-    "operation operation_event upkeep service_token revoked_token rate_window rate_log "
+    "operation operation_event upkeep service_token revoked_token rate_window rate_log consumer_worker "
     "version_wait".split()
 )
 # If an audience is declared: the column with the readers of an event, and the table that finds the events of a reader.

@@ -50,14 +50,18 @@ class Statements:
 
     def render(self, name: str, **parts: sql.Composable) -> str:
         """The text of a query with schema, declared columns and other parts filled in."""
-        shape = self.shape
+        shape, lane_of_letter = self.shape, sql.SQL(_texts()["lane_of_letter"])
         composed = sql.SQL(_texts()[name]).format(
             schema=sql.Identifier(shape.schema),
             fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
             awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
             lane_is_held=sql.SQL(_texts()["lane_is_held"]).format(schema=sql.Identifier(shape.schema)),
             mark=sql.SQL(_texts()["mark"]),
-            consumer_status=sql.SQL(_texts()["consumer_status"]).format(schema=sql.Identifier(shape.schema)),
+            lane_of_letter=lane_of_letter,
+            whole_consumers=sql.SQL(_texts()["whole_consumers"]).format(schema=sql.Identifier(shape.schema)),
+            consumer_status=sql.SQL(_texts()["consumer_status"]).format(
+                schema=sql.Identifier(shape.schema), lane_of_letter=lane_of_letter
+            ),
             failed_letters=sql.SQL(_texts()["failed_letters"]).format(
                 schema=sql.Identifier(shape.schema), scope_names=scope_list(shape), log_scope=scope_list(shape, "log")
             ),

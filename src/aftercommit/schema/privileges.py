@@ -34,6 +34,7 @@ RUNTIME: Mapping[str, str] = {
     "rate_window": "select, insert, update, delete",
     "rate_log": "select, insert, update, delete",
     "version_wait": "select, insert, update, delete",
+    "consumer_worker": "select, insert, update, delete",
 }
 
 

@@ -104,7 +104,9 @@ CREATE TABLE aftercommit.consumer (
     updated_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
     inbox boolean DEFAULT true NOT NULL,
     lease_seconds double precision,
+    lanes smallint DEFAULT 1 NOT NULL,
     CONSTRAINT consumer_is_held_or_free CHECK ((((worker IS NULL) = (token IS NULL)) AND ((worker IS NULL) = (leased_until IS NULL)))),
+    CONSTRAINT consumer_lanes_are_in_range CHECK (((lanes >= 1) AND (lanes <= 64))),
     CONSTRAINT consumer_position_is_not_negative CHECK (("position" >= 0)),
     CONSTRAINT consumer_suspect_is_counted CHECK (((suspect_position IS NULL) = (suspect_attempts = 0)))
 )
@@ -112,7 +114,23 @@ WITH (fillfactor='50');
 
 -- Name: TABLE consumer; Type: COMMENT; Schema: aftercommit; Owner: -
 
-COMMENT ON TABLE aftercommit.consumer IS 'Checkpoint, lease and pause flag of every consumer of the log.';
+COMMENT ON TABLE aftercommit.consumer IS 'Checkpoint, lease and pause flag of every consumer of the log. A consumer that is divided into lanes has a row for each lane, named consumer#lane. Its own row is held for good, and its position is not used.';
+
+-- Name: consumer_worker; Type: TABLE; Schema: aftercommit; Owner: -
+
+CREATE TABLE aftercommit.consumer_worker (
+    consumer_name character varying(100) NOT NULL,
+    token uuid NOT NULL,
+    worker text NOT NULL,
+    leased_until timestamp with time zone NOT NULL,
+    lease_seconds double precision NOT NULL,
+    CONSTRAINT consumer_worker_lease_has_a_length CHECK ((lease_seconds > (0)::double precision))
+)
+WITH (fillfactor='50');
+
+-- Name: TABLE consumer_worker; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON TABLE aftercommit.consumer_worker IS 'Live workers of divided consumers, which share the lanes evenly.';
 
 -- Name: dead_letter_events; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -683,6 +701,11 @@ ALTER TABLE ONLY aftercommit.log ATTACH PARTITION aftercommit.log_000002 FOR VAL
 
 ALTER TABLE ONLY aftercommit.consumer
     ADD CONSTRAINT consumer_pkey PRIMARY KEY (name);
+
+-- Name: consumer_worker consumer_worker_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
+
+ALTER TABLE ONLY aftercommit.consumer_worker
+    ADD CONSTRAINT consumer_worker_pkey PRIMARY KEY (consumer_name, token);
 
 -- Name: dead_letter_events dead_letter_events_pkey; Type: CONSTRAINT; Schema: aftercommit; Owner: -
 

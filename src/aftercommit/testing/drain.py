@@ -107,9 +107,10 @@ class Drain:
         self._spy = spy
         self._crashes: list[str] = []
         self._appended = 0
-        # No newer code is deployed during a drain, so an event of a newer version fails at once.
+        # No newer code is deployed during a drain, so an event of a newer version fails at once. One worker has no use
+        # for lanes.
         chosen = [
-            replace(each, version_wait_seconds=0.0)
+            replace(each, version_wait_seconds=0.0, lanes=1)
             for each in _chosen(outbox, consumers, behind_the_bus=_is_bus(transport))
         ]
         self._behind_the_bus = [spy.watch(each, at_once=True) for each in chosen] if transport == "bus" else []

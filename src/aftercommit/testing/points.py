@@ -53,6 +53,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "consumer.put_back": "The consumer has put back dead letters that need newer code; no attempt was spent.",
         "consumer.idle": "The end of the log is reached and no retry is due.",
         "consumer.fenced": "A write was refused because another worker had taken the consumer.",
+        "consumer.handed_over": "A worker of a divided consumer has given lanes to workers that have too few.",
         "consumer.stopped": "A worker has handed over its lease and ends.",
         "replay.feeding": "A driver has given the next items of a replay to workers and relays; not committed yet.",
         "replay.fed": "Those items are committed.",

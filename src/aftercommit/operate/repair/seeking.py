@@ -109,8 +109,7 @@ async def _hold(session: RepairSession, consumer: str) -> _Checkpoint:
     await session.rows("wait_briefly", {"patience": f"{PATIENCE * 1000:.0f}ms"})
     try:
         await session.rows("hold_horizons", {})
-        checkpoint = session.statements.part("checkpoint_of")
-        await session.rows("hold_consumer", {"consumer": consumer}, checkpoint=checkpoint)
+        await session.rows("hold_consumer", {"consumer": consumer})
     except psycopg.errors.LockNotAvailable as problem:
         raise RepairError(
             f"consumer {consumer!r} has been handling events for {PATIENCE:g} s: nothing was moved. Try again later, "

@@ -32,7 +32,7 @@ with fence as (
     update {schema}.consumer
     set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
         leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
-    where name = %(consumer)s and token = %(token)s
+    where name = %(checkpoint)s and token = %(token)s
     returning 1
 ),
 failure as (
@@ -79,11 +79,16 @@ from (
 where _bytes_before < %(max_bytes)s
 order by _turn, seq
 
+-- name: lane_of_letter
+-- The lane of a dead letter's aggregate, as the outbox computes it. The lanes of a divided consumer are these modulo their number.
+(hashtextextended(letter.aggregate_type || '/' || letter.aggregate_id, 0) & 63)
+
 -- name: due_letters
--- Dead letters of this consumer that are due, in order of their due time.
+-- Dead letters of this consumer that are due, in order of their due time. If it is divided: those of one lane.
 select *, next_retry_at as _turn
-from {schema}.dead_letter_events
+from {schema}.dead_letter_events letter
 where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
+  and (%(lanes)s::integer = 1 or mod({lane_of_letter}, %(lanes)s::integer) = %(lane)s::integer)
 order by next_retry_at
 limit %(limit)s
 
@@ -94,6 +99,7 @@ with head as materialized (
     select aggregate_type, aggregate_id, row_number() over (order by next_retry_at) as _turn
     from {schema}.dead_letter_events letter
     where consumer_name = %(consumer)s and status = 'retrying' and next_retry_at <= statement_timestamp() and position is not null
+      and (%(lanes)s::integer = 1 or mod({lane_of_letter}, %(lanes)s::integer) = %(lane)s::integer)
       and not exists (
           select from {schema}.dead_letter_events earlier
           where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
@@ -129,7 +135,7 @@ with resolved as (
 cleared as (
     -- Ends the attempt that was counted after a takeover.
     update {schema}.consumer set suspect_position = null, suspect_attempts = 0
-    where name = %(consumer)s and suspect_position is not null
+    where name = %(checkpoint)s and suspect_position is not null
 ),
 next as (
     select waiting.event_id
@@ -161,7 +167,7 @@ where letter.event_id = free.event_id and letter.consumer_name = %(consumer)s an
 -- Another attempt failed: waits longer, or parks. Leaves alone a letter that an operator has changed meanwhile.
 with fence as (
     update {schema}.consumer set suspect_position = null, suspect_attempts = 0
-    where name = %(consumer)s and token = %(token)s
+    where name = %(checkpoint)s and token = %(token)s
     returning 1
 ),
 failed as (
@@ -185,7 +191,7 @@ set next_retry_at = clock_timestamp() + make_interval(secs => %(delay)s::float8)
     last_seen_at = clock_timestamp()
 from unnest(%(ids)s::uuid[], %(seen)s::timestamptz[], %(errors)s::text[]) as known (event_id, seen_at, error), {schema}.consumer
 where letter.event_id = known.event_id and letter.consumer_name = %(consumer)s and letter.status = 'retrying'
-  and letter.last_seen_at = known.seen_at and consumer.name = %(consumer)s and consumer.token = %(token)s
+  and letter.last_seen_at = known.seen_at and consumer.name = %(checkpoint)s and consumer.token = %(token)s
 
 -- name: hold_back
 -- Strict ordering: these letters were due behind one that has failed now, and wait behind it again.
@@ -198,6 +204,7 @@ where event_id = any(%(ids)s::uuid[]) and consumer_name = %(consumer)s and statu
 update {schema}.dead_letter_events letter
 set status = 'waiting', next_retry_at = null
 where letter.consumer_name = %(consumer)s and letter.status = 'retrying' and letter.next_retry_at <= statement_timestamp() and letter.position is not null
+  and (%(lanes)s::integer = 1 or mod({lane_of_letter}, %(lanes)s::integer) = %(lane)s::integer)
   and exists (
       select from {schema}.dead_letter_events earlier
       where earlier.consumer_name = letter.consumer_name and earlier.aggregate_type = letter.aggregate_type
@@ -256,7 +263,7 @@ update {schema}.dead_letter_events letter
 set status = 'retrying', next_retry_at = clock_timestamp()
 from first
 where first.status = 'waiting' and letter.event_id = first.event_id and letter.consumer_name = %(consumer)s
-  and letter.status = 'waiting'
+  and letter.status = 'waiting' and (%(lanes)s::integer = 1 or mod({lane_of_letter}, %(lanes)s::integer) = %(lane)s::integer)
 
 -- name: take_up_newer
 -- Events that older code parked or put back because it did not know their version: this code does, so they are tried again.

@@ -37,7 +37,7 @@ limit %(limit)s
 
 -- name: consumer_of
 -- Whether a consumer follows the log, its checkpoint, its event types, and whether it has an inbox.
-select position, string_to_array(declared_by, ' '), inbox from {schema}.consumer where name = %(consumer)s
+select position, string_to_array(declared_by, ' '), inbox from {whole_consumers} whole where name = %(consumer)s
 
 -- name: known_owners
 -- Every consumer with a checkpoint or dead letters.
@@ -50,7 +50,7 @@ with recursive owner as (
         where letter.consumer_name > owner.consumer_name order by letter.consumer_name limit 1
     ) following
 )
-select name from {schema}.consumer
+select split_part(name, '#', 1) from {schema}.consumer
 union
 select consumer_name from owner where consumer_name <> '@relay'
 order by 1
@@ -320,9 +320,9 @@ from counted
 -- What items in this state wait for: consumers without a worker, paused, or without a checkpoint (paused: null); and (as null) any relay.
 select distinct item.consumer_name::text, consumer.paused
 from {schema}.operation_event item
-left join {schema}.consumer on consumer.name = item.consumer_name
+left join {whole_consumers} consumer on consumer.name = item.consumer_name
 where item.operation_id = %(id)s and item.state = %(state)s and item.position is not null
-  and (consumer.paused or consumer.leased_until is null or not (clock_timestamp() < consumer.leased_until and clock_timestamp() >= consumer.leased_until - make_interval(secs => coalesce(consumer.lease_seconds, 3600))))
+  and (consumer.paused or consumer.is_held is not true)
 union all
 select null, false
 where exists (select from {schema}.operation_event where operation_id = %(id)s and state = %(state)s and position is null)

@@ -74,12 +74,12 @@ from bounds
 -- Every consumer: its checkpoint, its lag in events, its worker, the age of its next event, how many of its dead letters are due and since
 -- when, how many events it has not read are gone, and whether its checkpoint is at a position that the log has never had.
 select consumer.name::text, consumer.position, {schema}.given(head.gaps, consumer.position, head.position), consumer.paused,
-       case when clock_timestamp() < consumer.leased_until and clock_timestamp() >= consumer.leased_until - make_interval(secs => coalesce(consumer.lease_seconds, 3600)) then consumer.worker end,
+       consumer.worker,
        greatest(0, extract(epoch from clock_timestamp() - next.ts))::float8,
        due.letters, greatest(0, extract(epoch from statement_timestamp() - due.since))::float8,
        {schema}.given(head.gaps, consumer.position, coalesce(next.position - 1, head.position)), consumer.position > head.position
 from {schema}.head
-cross join {schema}.consumer
+cross join {whole_consumers} consumer
 left join lateral (
     select log.ts, log.position from {schema}.log where log.position > consumer.position order by log.position limit 1
 ) next on true
@@ -98,11 +98,12 @@ from {schema}.life order by number desc limit 1
 
 -- name: overview_version_waits
 -- Consumers that wait for newer code: for which version, which one they know, since and until when, and whether they are behind the bus.
-select wait.consumer_name::text, wait.event_type::text, wait.version, wait.known, wait.since, wait.until,
-       not exists (select from {schema}.consumer where consumer.name = wait.consumer_name)
+select split_part(wait.consumer_name, '#', 1), wait.event_type::text, wait.version, wait.known, min(wait.since) as since, min(wait.until),
+       not bool_or(exists (select from {schema}.consumer where consumer.name = wait.consumer_name))
 from {schema}.version_wait wait
 where clock_timestamp() between wait.since and wait.until
-order by wait.consumer_name, wait.since, wait.event_type, wait.version
+group by 1, wait.event_type, wait.version, wait.known
+order by 1, since, wait.event_type, wait.version
 
 -- name: overview_oldest
 -- The age of the oldest event in the outbox, without those that wait for newer code and those behind them.

@@ -172,7 +172,7 @@ with chosen as (
                or (consumer.inbox and letter.position > consumer.position) as comes_by
     from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as chosen (event_id, consumer_name)
     join {schema}.dead_letter_events letter on letter.event_id = chosen.event_id and letter.consumer_name = chosen.consumer_name
-    left join {schema}.consumer on consumer.name = letter.consumer_name
+    left join {whole_consumers} consumer on consumer.name = letter.consumer_name
 ),
 handled as (
     select chosen.event_id, chosen.consumer_name
@@ -275,13 +275,11 @@ select task from {schema}.upkeep where task in ('inbox', 'log') order by task fo
 
 -- name: checkpoint_of
 -- The checkpoint of a consumer, its worker, its event types, and whether it has an inbox.
-select position, case when clock_timestamp() < leased_until and clock_timestamp() >= leased_until - make_interval(secs => coalesce(lease_seconds, 3600)) then worker end, string_to_array(declared_by, ' '), inbox
-from {schema}.consumer where name = %(consumer)s
+select position, worker, string_to_array(declared_by, ' '), inbox from {whole_consumers} whole where name = %(consumer)s
 
 -- name: hold_consumer
--- The same, locked until the transaction ends. Running slices hold the row, so this waits for them.
-{checkpoint}
-for update
+-- Locks the checkpoint, or those of all lanes, until the transaction ends. Running slices hold the rows, so this waits for them.
+select from {schema}.consumer where split_part(name, '#', 1) = %(consumer)s order by name for update
 
 -- name: ends_of_log
 -- The checkpoint before the first event that is kept, and the one after the last.
@@ -323,8 +321,9 @@ where log.position > %(low)s and log.position <= %(high)s
   and (%(taken)s::text[] is null or log.event_type = any(%(taken)s::text[]))
 
 -- name: move_by_hand
--- Moves the checkpoint and clears the lease: the former holder is fenced, and reads the new checkpoint when it takes the lease again.
+-- Moves the checkpoint, or those of all lanes, and clears the lease: the former holder is fenced, and reads the new checkpoint when it takes
+-- the lease again.
 update {schema}.consumer
 set position = %(position)s, worker = null, token = null, leased_until = null, lease_seconds = null, suspect_position = null, suspect_attempts = 0,
     updated_at = clock_timestamp()
-where name = %(consumer)s
+where split_part(name, '#', 1) = %(consumer)s and (lanes = 1 or strpos(name, '#') > 0)

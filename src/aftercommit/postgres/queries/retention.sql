@@ -95,7 +95,7 @@ with aged as materialized (
 unread as materialized (
     select aged.event_id, consumer.position
     from aged
-    join {schema}.consumer on consumer.name = aged.consumer_name and consumer.position < (select head.position from {schema}.head)
+    join {whole_consumers} consumer on consumer.name = aged.consumer_name and consumer.position < (select head.position from {schema}.head)
 ),
 ahead as materialized (
     -- An event that was sent again is in the log several times.
@@ -115,7 +115,7 @@ left join lateral (
     where dead.event_id = aged.event_id and dead.status <> 'resolved' limit 1
 ) letter on true
 left join ahead on ahead.id = aged.event_id
-left join {schema}.consumer behind on behind.name = aged.consumer_name and behind.position < ahead.position
+left join {whole_consumers} behind on behind.name = aged.consumer_name and behind.position < ahead.position
 
 -- name: old_keys
 -- Idempotency keys of these pages; a key stays while an event of its publish is in the outbox.
@@ -167,7 +167,7 @@ delete from {schema}.operation where id = %(operation)s and finished_at < %(befo
 -- What still needs positions up to here: consumers that have not read them, open dead letters, running operations. An operation through
 -- the transport has only the ids of its events, and takes them from the log. For an event that is in the outbox again, only its place in
 -- the log tells that it was published before.
-select 'consumer', name::text, position from {schema}.consumer where position < %(position)s
+select 'consumer', name, position from {whole_consumers} consumer where position < %(position)s
 union all
 select 'dead letter', consumer_name::text, min(position)
 from {schema}.dead_letter_events

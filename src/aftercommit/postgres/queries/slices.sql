@@ -48,7 +48,7 @@ with fence as (
     update {schema}.consumer
     set position = greatest(position, %(position)s), updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
         leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
-    where name = %(consumer)s and token = %(token)s
+    where name = %(checkpoint)s and token = %(token)s
     returning 1
 ),
 inbox as (
@@ -65,7 +65,7 @@ select (select count(*) from fence), (select case when count(*) < cardinality(%(
 -- The same for a consumer without an inbox: the checkpoint alone says which events were handled, even if the answer to a COMMIT was
 -- lost.
 with before as (
-    select name, position from {schema}.consumer where name = %(consumer)s and token = %(token)s for no key update
+    select name, position from {schema}.consumer where name = %(checkpoint)s and token = %(token)s for no key update
 ),
 fence as (
     update {schema}.consumer
@@ -80,7 +80,7 @@ select (select count(*) from fence), null, (select position from fence),
 -- name: begin_shared_slice
 -- One of several concurrent slices: they share the fence, and the checkpoint moves when all of them have committed.
 with fence as (
-    select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
+    select 1 from {schema}.consumer where name = %(checkpoint)s and token = %(token)s for key share
 ),
 inbox as (
     insert into {schema}.processed_events (event_id, consumer_name)
@@ -97,7 +97,7 @@ select (select count(*) from fence), (select case when count(*) < cardinality(%(
 -- (retried, edited, discarded): then the slice does not begin. A letter that waited behind the first of its aggregate may be due by now.
 -- Without an inbox, the letter itself says that its event was not handled.
 with fence as (
-    select 1 from {schema}.consumer where name = %(consumer)s and token = %(token)s for key share
+    select 1 from {schema}.consumer where name = %(checkpoint)s and token = %(token)s for key share
 ),
 mine as (
     select letter.event_id
@@ -166,4 +166,4 @@ with inbox as (
     delete from {schema}.processed_events where consumer_name = %(consumer)s and event_id = any(%(ids)s::uuid[])
 )
 update {schema}.consumer set position = least(position, %(position)s::bigint)
-where name = %(consumer)s and token = %(token)s::uuid and %(position)s::bigint is not null
+where name = %(checkpoint)s and token = %(token)s::uuid and %(position)s::bigint is not null

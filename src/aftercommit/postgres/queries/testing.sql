@@ -18,7 +18,7 @@ order by seq, position
 select (select count(*) from {schema}.outbox where status = 'pending'),
        (select coalesce(sum(retry_count), 0)::bigint from {schema}.outbox),
        (select position from {schema}.head),
-       (select coalesce(json_object_agg(name, position), '{{}}')::text from {schema}.consumer)
+       (select coalesce(json_object_agg(name, position), '{{}}')::text from {whole_consumers} consumer)
 
 -- name: kit_letters_of_all
 -- All dead letters, in the order of publishing.
@@ -33,8 +33,11 @@ with lanes as (
 ),
 relays as (
     delete from {schema}.relay
+),
+workers as (
+    delete from {schema}.consumer_worker
 )
-update {schema}.consumer set leased_until = '-infinity' where token is not null
+update {schema}.consumer set leased_until = '-infinity' where token is not null and (lanes = 1 or strpos(name, '#') > 0)
 
 -- name: kit_bring_forward
 -- Moves all retries back by the same time, so that their order stays and the last one is due.
@@ -67,14 +70,14 @@ returning lane
 -- The same for the lease of a consumer.
 update {schema}.consumer
 set worker = 'somebody else', token = gen_random_uuid(), leased_until = '-infinity'
-where name = %(consumer)s and token is not null
+where split_part(name, '#', 1) = %(consumer)s and token is not null and (lanes = 1 or strpos(name, '#') > 0)
 returning name
 
 -- name: kit_rewind_consumer
 -- Moves the checkpoint back, and clears the lease: the events come again, and the inbox knows them.
 update {schema}.consumer
 set position = least(position, %(position)s), worker = null, token = null, leased_until = null, lease_seconds = null
-where name = %(consumer)s
+where split_part(name, '#', 1) = %(consumer)s
 returning position
 
 -- name: kit_forget_handled

@@ -1,0 +1,94 @@
+"""New events for consumers that wait for them at the end of the log: they need no look at what there is to do."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+from uuid import UUID
+
+from aftercommit.consumer.log_follower import LogFollower
+from aftercommit.consumer.pages import LatestPage
+from aftercommit.event.envelope import Record
+from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.postgres.listen import Listener
+from aftercommit.service import Waker
+
+# So long a worker waits for the answer to an append that a notification has overtaken.
+EXPECT_SECONDS: Final = 0.05
+
+
+class News:
+    """What a worker hears of the log, from its listener and from a relay of its process. `rung`: there is something."""
+
+    def __init__(
+        self,
+        channel: str,
+        listener: Listener | None,
+        latest: LatestPage,
+        followers: Mapping[str, LogFollower],
+        token: UUID,
+    ) -> None:
+        self.rung = listener.subscribe(channel) if listener is not None else Waker()
+        self._received = Waker()
+        self._expects_until = 0.0
+        self._channel = channel
+        self._listener = listener
+        self._latest = latest
+        self._followers = followers
+        self._token = token
+
+    def expect(self) -> None:
+        """A relay of this process begins to append: what it appends need not be read."""
+        self._received.clear()
+        self._expects_until = time.monotonic() + EXPECT_SECONDS
+
+    def receive(self, records: Sequence[Record]) -> None:
+        """Take events that a relay of this process has just appended to the log."""
+        self._expects_until = 0.0
+        self._received.set()
+        end = self._resting_at()
+        if records and end is not None and records[0].position == end + 1:
+            self._latest.keep(records)
+            self.rung.set()
+
+    @property
+    def seconds_expected(self) -> float:
+        """How long to wait for what a relay appends: its notification often overtakes the answer with the events."""
+        return max(0.0, self._expects_until - time.monotonic())
+
+    @property
+    def waker(self) -> Waker:
+        """Set when there is something to hear."""
+        return self._received if self.seconds_expected else self.rung
+
+    async def hear(self, reading: AsyncConnection) -> list[LogFollower] | None:
+        """Tell the consumers what is new, if all wait for it; returns those that were told.
+
+        None if it takes a look: a consumer is at work or behind, or the events are many, large or not the next ones.
+        """
+        self.rung.clear()
+        followers, end = self._at_work, self._resting_at()
+        if self._listener is None or not self._listener.working or not followers:
+            return None
+        head = self._latest.end_after(end) if end is not None else None
+        if head is None:
+            told = self._listener.heard.get(self._channel, "")
+            if told.isdecimal() and all(follower.knows(int(told)) for follower in followers):
+                # They have been handed what this notification is about.
+                return []
+            if end is not None:
+                names = [follower.name for follower in followers]
+                head = await self._latest.read_news(reading, end, names, self._token)
+        if head is None:
+            return None
+        for follower in followers:
+            follower.tell_end(head)
+        return followers
+
+    @property
+    def _at_work(self) -> list[LogFollower]:
+        return [follower for follower in self._followers.values() if follower.active and not follower.paused]
+
+    def _resting_at(self) -> int | None:
+        """Where all consumers wait for new events; None if they are not at the same position, or one is at work."""
+        places = {follower.rests_at for follower in self._at_work}
+        return places.pop() if len(places) == 1 else None
