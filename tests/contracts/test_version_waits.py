@@ -230,6 +230,32 @@ async def test_a_consumer_of_any_type_waits_for_code_that_declares_the_type(shop
     assert letters(shop) == []
 
 
+async def test_a_lane_of_a_divided_consumer_waits_and_newer_code_takes_it(shop: Shop) -> None:
+    """The other lanes go on. Old and new workers share the lanes, and the one with the event goes to the new one."""
+    old, new = declared(1, lanes=4), declared(2, lanes=4)
+    publish(shop, new, 0)
+    for number in range(8):
+        publish(shop, old, number, order_id=f"o-{number + 2}")
+    publish(shop, old, 1)
+    append(shop)
+    shop.outbox = old
+    async with worker_on(shop, old.consumers["index"], lease_seconds=1.0):
+        await shop.signals.wait("consumer.waiting")
+        lane = shop.value("select mod(lane, 4) from log where position = 1")
+        others = (
+            f"select count(*)::int from consumer where name like 'index#%' and name <> 'index#{lane}' and position = 10"
+        )
+        await shop.value_becomes(others, 3)
+        assert shop.rows("select consumer_name from version_wait") == [(f"index#{lane}",)]
+        _, seen = status(shop)
+        assert [wait["consumer"] for wait in seen["version_waits"]] == ["index"]
+        shop.outbox = new
+        async with worker_on(shop, new.consumers["index"], lease_seconds=1.0, signals=Signals(), wait_for=None):
+            await shop.value_becomes("select count(*)::int from public.handled", 10)
+    assert [number for _, number in handled(shop, "o-1")] == [0, 1]
+    assert letters(shop) == []
+
+
 @pytest.mark.parametrize("ordering", ["relaxed", "strict"])
 async def test_a_dead_letter_keeps_its_attempts_while_old_code_has_it(shop: Shop, ordering: str) -> None:
     """An operator retries it, or a replay feeds it, while the old worker is at work."""

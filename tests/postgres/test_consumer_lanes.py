@@ -226,6 +226,32 @@ async def test_letters_are_retried_by_the_worker_that_took_over_their_lane(
     assert {status for (status,) in letters(shop, "status")} == {"resolved"}
 
 
+@pytest.mark.parametrize("ordering", ["relaxed", "strict"])
+async def test_the_letters_of_a_lane_are_those_of_its_aggregates(shop: Shop, ordering: str) -> None:
+    """A worker of another lane must not try them: it could overtake events that are being handled."""
+
+    async def fail(event: Event[OrderPlaced], connection: Any) -> None:
+        raise RuntimeError("not now")
+
+    consumer = declare(shop, fail, ordering=ordering, backoff=Constant(600))
+    place(shop, range(1))
+    async with worker_on(shop, consumer, lease_seconds=SHORT):
+        await shop.value_becomes("select count(*)::int from dead_letter_events", AGGREGATES)
+    shop.rows("update dead_letter_events set next_retry_at = now() - interval '1 hour'")
+    worker = LogWorker(shop.outbox, consumer, shop.database)
+    async with await shop.database.connect() as connection:
+        statuses = await worker._leases.look(connection, list(worker._followers))
+        for lane, follower in enumerate(worker._followers.values()):
+            due = await follower._parts.letters.due(connection, 100)
+            of_lane = shop.rows("select id from log where lane %% %s = %s order by id", (LANES, lane))
+            assert sorted(record.event_id for record in due) == [event_id for (event_id,) in of_lane] != []
+            assert statuses[f"index#{lane}"].any_due
+        shop.rows("delete from dead_letter_events where event_id in (select id from log where mod(lane, 4) <> 1)")
+        statuses = await worker._leases.look(connection, list(worker._followers))
+    seen = [(status.any_due, status.any_open, status.due_in is not None) for _, status in sorted(statuses.items())]
+    assert seen == [(lane == 1,) * 3 for lane in range(LANES)]
+
+
 async def test_strict_order_holds_across_a_hand_over_while_an_event_fails(shop: Shop) -> None:
     """Events behind the failed one are read before and after the second worker joins."""
     ledger = Ledger(shop)
