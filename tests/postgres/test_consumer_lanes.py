@@ -10,6 +10,7 @@ import pytest
 
 from aftercommit.backoff import Constant
 from aftercommit.consumer import LogWorker
+from aftercommit.consumer.lease import Leases
 from aftercommit.errors import DeclarationError
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
@@ -44,6 +45,10 @@ def declare(shop: Shop, handler: Any, lanes: int = LANES, **options: Any) -> Con
 def place(shop: Shop, numbers: range) -> None:
     """An event of each number for each aggregate."""
     place_in_log(shop, *((f"o-{each}", number) for number in numbers for each in range(AGGREGATES)))
+
+
+async def one_handler(event: Event[OrderPlaced]) -> None:
+    """A handler that is not called."""
 
 
 async def written(shop: Shop, events: int) -> None:
@@ -421,6 +426,19 @@ class TestOtherNumbersOfLanes:
             await shop.signals.wait("consumer.fenced")
         for each in range(AGGREGATES):
             assert ledger.numbers(f"o-{each}") == list(range(3))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8])
+async def test_a_lane_of_another_number_is_not_taken_even_if_it_is_free(shop: Shop, lanes: int) -> None:
+    """Between its look and its take another worker may have divided the consumer."""
+    async with worker_on(shop, declare(shop, Ledger(shop).write)):
+        pass
+    shop.rows("update consumer set leased_until = now() - interval '1 day' where name = 'index'")
+    consumer = declare(shop, one_handler, lanes)
+    leases = Leases(shop.outbox, [consumer], 5.0)
+    async with await shop.database.connect() as connection:
+        assert await leases.take(connection, list(leases.all), {"index": lanes}) == {}
+        assert await leases.share(connection) == {}
 
 
 async def test_older_code_finds_a_divided_consumer_taken(shop: Shop) -> None:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from aftercommit.backoff import Constant
-from aftercommit.consumer import Dispatcher, LogWorker, WorkerSettings
+from aftercommit.consumer import Dispatcher, LogWorker, WorkerSettings, opening
 from aftercommit.consumer import pages as pages_module
 from aftercommit.consumer.lease import Leases
 from aftercommit.consumer.pages import LatestPage, Pages
@@ -17,7 +17,7 @@ from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService
 from aftercommit.testing.fault_proxy import FaultProxy
 from aftercommit.testing.signals import Signals
-from tests.support.consuming import Ledger, handle_all, letters, numbered, outbox_records, place_in_log
+from tests.support.consuming import Ledger, handle_all, letters, numbered, outbox_records, place_in_log, worker_on
 from tests.support.shop import OrderPlaced, Shop
 
 
@@ -109,6 +109,20 @@ async def test_what_was_handled_before_stays_in_the_inbox_when_a_handler_commits
     await dispatcher.dispatch(sorted(outbox_records(shop), key=lambda record: record.aggregate_id))
     await dispatcher.close()
     assert ledger.numbers() == [2, 1]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_a_session_that_has_a_statement_already_is_used(shop: Shop, blocking: bool) -> None:
+    """It has lost another statement, and what is known about all of them was forgotten."""
+    ledger = Ledger(shop)
+    consumer = shop.outbox.consumer("index")
+    consumer.on(OrderPlaced)(ledger.write_sync if blocking else ledger.write)
+    async with worker_on(shop, consumer):
+        for number in range(3):
+            place_in_log(shop, ("o-1", number))
+            await shop.signals.wait_total("consumer.handled", number + 1)
+            opening._prepared.clear()
+    assert ledger.numbers() == [0, 1, 2]
 
 
 async def test_a_page_that_vanishes_while_it_is_read_is_an_empty_page(

@@ -1,5 +1,6 @@
 """Runs a slice with blocking handlers in a thread, as `slice_executor` does with asyncio handlers."""
 
+import contextlib
 import time
 from sys import getrefcount
 from typing import Any
@@ -70,7 +71,8 @@ def _open(statements: Statements, connection: psycopg.Connection[Any], step: Que
 
 def _open_at_once(connection: psycopg.Connection[Any], opening: Opening) -> Any:
     if (preparation := opening.preparation) is not None:
-        connection.execute(preparation)
+        with contextlib.suppress(psycopg.errors.DuplicatePreparedStatement):
+            connection.execute(preparation)
     try:
         cursor = connection.execute(opening.message)
     except psycopg.errors.InvalidSqlStatementName:

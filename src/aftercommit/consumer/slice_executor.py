@@ -1,6 +1,7 @@
 """Runs the script of a slice on a connection: asyncio handlers here, blocking ones in a thread (`blocking`)."""
 
 import asyncio
+import contextlib
 from typing import Any, Final
 
 import psycopg
@@ -79,7 +80,9 @@ class SliceExecutor:
 
     async def _open_at_once(self, connection: AsyncConnection, opening: Opening) -> Any:
         if (preparation := opening.preparation) is not None:
-            await connection.execute(preparation)
+            # A session may have kept this statement when it lost another. Its name stands for one text only.
+            with contextlib.suppress(psycopg.errors.DuplicatePreparedStatement):
+                await connection.execute(preparation)
         try:
             cursor = await connection.execute(opening.message)
         except psycopg.errors.InvalidSqlStatementName:

@@ -30,6 +30,7 @@ class ConsumerState:
 
     `overdue` counts dead letters whose retry is due, the oldest for `overdue_seconds`. `lost` counts the events after
     its checkpoint that are no longer in the log. `is_ahead` means that its checkpoint is past the end of the log.
+    If it has lanes, the lowest checkpoint of them counts, and `holder` tells which worker has which lanes.
     """
 
     name: str
