@@ -21,7 +21,7 @@ from tests.support.shop import OrderPlaced, Shop, shop_outbox
 
 LANES = 4
 AGGREGATES = 16
-SHORT = 0.6
+SHORT = 1.5
 LONG = 600.0
 # Every combination that a divided consumer can have.
 MANNERS = [
