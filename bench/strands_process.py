@@ -27,6 +27,8 @@ from aftercommit.access.tokens import TokenVerifier
 from aftercommit.feed import Feed
 from aftercommit.feed.app import FeedApp
 from aftercommit.feed.strands.queries import FeedQueries
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
 from bench import feed_logs, loops
 
 AT_ONCE = 8
@@ -122,6 +124,7 @@ async def by_hand(dsn: str, feed: Feed) -> AsyncIterator[Callable[[Iterator[int]
     async with AsyncExitStack() as stack:
         for _ in range(CONNECTIONS):
             connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+            await connection.execute(Statements(Shape())["feed_plan"])
             free.put_nowait(await stack.enter_async_context(connection))
         yield ask
 
