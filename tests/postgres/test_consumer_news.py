@@ -99,7 +99,9 @@ async def test_an_event_is_handed_over_without_another_trip_to_the_database(
     connection = await shop.database.connect()
     async with connection:
         statement = Statements(shop.outbox.shape)["read_log"]
-        rows = await (await connection.execute(statement, {"after": 0, "upto": 3, "types": None})).fetchall()
+        rows = await (
+            await connection.execute(statement, {"after": 0, "upto": 3, "types": None, "lane": 0, "lanes": 1})
+        ).fetchall()
     assert kept == log_records(rows, shop.outbox.shape)
 
 

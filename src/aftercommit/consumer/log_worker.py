@@ -142,7 +142,7 @@ class LogWorker(DatabaseService):
         try:
             async with exclusive(control) as own:
                 await require_schema(own, self._outbox.shape)
-            await register(control, self._outbox, [lanes[0].consumer for lanes in self._shared.followers.values()])
+                await register(own, self._outbox, [lanes[0].consumer for lanes in self._shared.followers.values()])
             self.session_is_up()
             self._word.set()
             while not self.stopping.is_set():
