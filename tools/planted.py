@@ -385,8 +385,8 @@ BUGS = [
     Bug(
         "shared connections: a statement that was cut off leaves its connection to the next",
         SHARED,
-        "        except asyncio.CancelledError:\n            await close_quietly(connection)\n            raise\n",
-        "",
+        "        connection.pgconn.finish()\n",
+        "        self._lent.add(connection)\n",
         "tests/postgres/test_shared_connections.py::"
         "test_who_is_cut_off_in_a_statement_leaves_neither_its_connection_nor_its_answer",
     ),

@@ -8,6 +8,7 @@ import pytest
 
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.postgres import elastic_limit, shared
+from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.postgres.shared import ConnectionPool, SharedConnection, SharedConnections, exclusive
 from tests.support.shop import Shop
 
@@ -138,3 +139,18 @@ async def test_statements_of_many_outboxes_stay_prepared(shop: Shop) -> None:
         await service.execute(f"select {number}".encode(), prepare=True)
     assert await value(service, "select count(*)::int from pg_prepared_statements") == count
     await pool.renew()
+
+
+async def test_handlers_of_both_kinds_together_keep_no_more_connections_than_may_be_in_use(shop: Shop) -> None:
+    """Blocking handlers have blocking connections, and those that are idle make way."""
+    connections = ConsumerConnections(shop.database, 2)
+    for _ in range(2):
+        async with connections.lend(), connections.lend():
+            assert len(connections._idle_sync) == 0
+        with connections.lend_sync(), connections.lend_sync():
+            assert len(connections._idle) == 0
+    with connections.lend_sync():
+        async with connections.lend():
+            assert (len(connections._idle), len(connections._idle_sync)) == (0, 0)
+    assert (len(connections._idle), len(connections._idle_sync)) == (1, 1)
+    await connections.close()

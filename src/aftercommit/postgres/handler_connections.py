@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import psycopg
@@ -72,7 +72,7 @@ class ConsumerConnections:
         with self._lock:
             generation = self._generation
             idle = self._idle_sync.pop() if self._idle_sync else None
-        connection = idle or self._database.connect_sync()
+        connection = idle or self._connect_sync()
         prepare_as_told(connection)
         try:
             yield connection
@@ -102,7 +102,13 @@ class ConsumerConnections:
         while self._idle:
             await close_quietly(self._idle.pop())
 
+    def _connect_sync(self) -> psycopg.Connection[Any]:
+        _close_one(self._idle)
+        return self._database.connect_sync()
+
     async def _connect(self) -> AsyncConnection:
+        with self._lock:
+            _close_one(self._idle_sync)
         connection = await self._database.connect()
         # Our own connections read JSON as bytes; a handler reads it as its program has set up psycopg.
         json_oid = psycopg.adapters.types["json"].oid
@@ -124,6 +130,13 @@ def restore(connection: AnyConnection) -> None:
         connection.cursor_factory = psycopg.AsyncCursor
     else:
         connection.cursor_factory = psycopg.Cursor
+
+
+def _close_one(idle: list[Any]) -> None:
+    """Close an idle one of the other kind before one is opened: so there are no more than may be in use."""
+    with suppress(IndexError):
+        connection = idle.pop()
+        connection.pgconn.finish()
 
 
 def _is_clean(connection: AnyConnection) -> bool:

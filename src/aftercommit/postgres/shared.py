@@ -38,39 +38,47 @@ class ConnectionPool:
         self._opening = opening
         self._limit = ElasticLimit(size)
         self._idle: list[AsyncConnection] = []
+        self._lent: set[AsyncConnection] = set()
         self._generation = 0
 
     def make_room(self, connections: int) -> None:
         """Let at least so many be in use."""
         self._limit.places = max(self._limit.places, connections)
 
-    @asynccontextmanager
-    async def lend(self) -> AsyncIterator[AsyncConnection]:
-        """A connection of one's own. A block that is cut off takes it along: the server may still be answering."""
+    async def take(self) -> AsyncConnection:
+        """A connection of one's own, to be given back."""
         await self._limit.acquire()
-        connection: AsyncConnection | None = None
-        generation = self._generation
         try:
+            generation = self._generation
             connection = self._idle.pop() if self._idle else await self._connect()
-            yield connection
-        except asyncio.CancelledError:
-            await close_quietly(connection)
+        except BaseException:
+            self._limit.release()
             raise
-        finally:
-            if connection is not None and not self._keep(connection, generation):
+        if generation == self._generation:
+            self._lent.add(connection)
+        return connection
+
+    async def give_back(self, connection: AsyncConnection) -> None:
+        """Keep it for the next, unless it is broken, inside a transaction or out of date."""
+        is_clean = connection.pgconn.transaction_status == TransactionStatus.IDLE
+        is_current = connection in self._lent
+        self._lent.discard(connection)
+        try:
+            if is_clean and is_current and len(self._idle) < self._limit.places:
+                self._idle.append(connection)
+            else:
                 await close_quietly(connection)
+        finally:
             self._limit.release()
 
-    def _keep(self, connection: AsyncConnection, generation: int) -> bool:
-        is_clean = connection.info.transaction_status == TransactionStatus.IDLE
-        if is_clean and generation == self._generation and len(self._idle) < self._limit.places:
-            self._idle.append(connection)
-            return True
-        return False
+    def drop(self, connection: AsyncConnection) -> None:
+        """After a cut: the server may still be answering, and a late cancel request could hit the next statement."""
+        connection.pgconn.finish()
 
     async def renew(self) -> None:
         """Close idle connections now and lent ones when they come back: the next ones are new."""
         self._generation += 1
+        self._lent.clear()
         while self._idle:
             await close_quietly(self._idle.pop())
 
@@ -102,14 +110,28 @@ class SharedConnection(psycopg.AsyncConnection[Any]):
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool = False
     ) -> psycopg.AsyncCursor[Any]:
         """Run one statement."""
-        async with self._order, self._shared.lend() as connection:
-            return await connection.execute(query, params, prepare=prepare, binary=binary)
+        async with self._order:
+            connection = await self._shared.take()
+            try:
+                return await connection.execute(query, params, prepare=prepare, binary=binary)
+            except asyncio.CancelledError:
+                self._shared.drop(connection)
+                raise
+            finally:
+                await self._shared.give_back(connection)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncConnection]:
         """A connection of the pool for as long as the block takes."""
-        async with self._order, self._shared.lend() as connection:
-            yield connection
+        async with self._order:
+            connection = await self._shared.take()
+            try:
+                yield connection
+            except asyncio.CancelledError:
+                self._shared.drop(connection)
+                raise
+            finally:
+                await self._shared.give_back(connection)
 
 
 @asynccontextmanager
