@@ -12,6 +12,7 @@ from aftercommit.errors import DeclarationError
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection, committed_async
 from aftercommit.postgres.shape import LANES, Shape
+from aftercommit.postgres.shared import exclusive
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
@@ -44,8 +45,8 @@ def redivide(old: Sequence[int], lanes: int) -> Division:
 async def divide(connection: AsyncConnection, shape: Shape, consumer: Consumer) -> bool:
     """Give a consumer that nobody works for the lanes that this code declares; returns whether it has them now."""
     statements = Statements(shape)
-    async with committed_async(connection):
-        cursor = await connection.execute(statements["lanes_of_consumer"], {"consumer": consumer.name})
+    async with exclusive(connection) as own, committed_async(own):
+        cursor = await own.execute(statements["lanes_of_consumer"], {"consumer": consumer.name})
         rows = [LaneRow(*row) for row in await cursor.fetchall()]
         whole = next((row for row in rows if row.lane is None), None)
         if whole is None or whole.lanes == consumer.lanes:
@@ -64,8 +65,8 @@ async def divide(connection: AsyncConnection, shape: Shape, consumer: Consumer) 
             "channel": shape.log_channel,
             "changed": CONSUMER_CHANGED,
         }
-        await connection.execute(statements["divide_consumer"], asked)
-        await connection.execute(statements["add_lanes"], asked)
+        await own.execute(statements["divide_consumer"], asked)
+        await own.execute(statements["add_lanes"], asked)
     fields = {"consumer": consumer.name, "lanes": consumer.lanes, "before": whole.lanes}
     log_event(logger, logging.INFO, "consumer_divided", **fields, position=min(division.positions))
     return True
