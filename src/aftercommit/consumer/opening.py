@@ -5,6 +5,7 @@ slice is opened by two messages.
 """
 
 import re
+from functools import cache
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -55,4 +56,9 @@ class Opening:
 
     @property
     def _used(self) -> list[str]:
-        return list(dict.fromkeys(_PARAMETER.findall(self._statement.decode())))
+        return _parameters_of(self._statement)
+
+
+@cache
+def _parameters_of(statement: bytes) -> list[str]:
+    return list(dict.fromkeys(_PARAMETER.findall(statement.decode())))

@@ -24,6 +24,12 @@ def _texts() -> dict[str, str]:
     return found
 
 
+@cache
+def _part(name: str) -> str:
+    """A query without the lines that say what it is for, and without indentation."""
+    return "\n".join(line.strip() for line in _texts()[name].splitlines() if not line.startswith("--"))
+
+
 def scope_list(shape: Shape, alias: str = "") -> sql.Composable:
     """`, "a", "b"` for the declared columns (scope, then audience), each with an optional alias."""
     prefix = f"{alias}." if alias else ""
@@ -46,31 +52,38 @@ class Statements:
 
     def part(self, name: str, **parts: sql.Composable) -> sql.SQL:
         """A query as a part of another query."""
-        return sql.SQL(self.render(name, **parts))
+        return sql.SQL(self._composed(_part(name), **parts))
+
+    def short(self, name: str, **parts: sql.Composable) -> bytes:
+        """A query without its purpose and indentation. Up to 4,096 characters, psycopg remembers its parameters."""
+        return self._composed(_part(name), **parts).encode()
 
     def render(self, name: str, **parts: sql.Composable) -> str:
         """The text of a query with schema, declared columns and other parts filled in."""
-        shape, lane_of_letter = self.shape, sql.SQL(_texts()["lane_of_letter"])
-        composed = sql.SQL(_texts()[name]).format(
+        return self._composed(_texts()[name], **parts)
+
+    def _composed(self, template: str, /, **parts: sql.Composable) -> str:
+        shape, lane_of_letter = self.shape, sql.SQL(_part("lane_of_letter"))
+        composed = sql.SQL(template).format(
             schema=sql.Identifier(shape.schema),
-            fence=sql.SQL(_texts()["fence"]).format(schema=sql.Identifier(shape.schema)),
-            awaiting=sql.SQL(_texts()["awaiting"]).format(schema=sql.Identifier(shape.schema)),
-            lane_is_held=sql.SQL(_texts()["lane_is_held"]).format(schema=sql.Identifier(shape.schema)),
-            mark=sql.SQL(_texts()["mark"]),
+            fence=sql.SQL(_part("fence")).format(schema=sql.Identifier(shape.schema)),
+            awaiting=sql.SQL(_part("awaiting")).format(schema=sql.Identifier(shape.schema)),
+            lane_is_held=sql.SQL(_part("lane_is_held")).format(schema=sql.Identifier(shape.schema)),
+            mark=sql.SQL(_part("mark")),
             lane_of_letter=lane_of_letter,
-            whole_consumers=sql.SQL(_texts()["whole_consumers"]).format(schema=sql.Identifier(shape.schema)),
-            consumer_status=sql.SQL(_texts()["consumer_status"]).format(
+            whole_consumers=sql.SQL(_part("whole_consumers")).format(schema=sql.Identifier(shape.schema)),
+            consumer_status=sql.SQL(_part("consumer_status")).format(
                 schema=sql.Identifier(shape.schema), lane_of_letter=lane_of_letter
             ),
-            failed_letters=sql.SQL(_texts()["failed_letters"]).format(
+            failed_letters=sql.SQL(_part("failed_letters")).format(
                 schema=sql.Identifier(shape.schema), scope_names=scope_list(shape), log_scope=scope_list(shape, "log")
             ),
-            session_settings=sql.SQL(_texts()["session_settings"]).format(),
+            session_settings=sql.SQL(_part("session_settings")).format(),
             scope_names=scope_list(shape),
             moved_scope=scope_list(shape, "moved"),
             settled_scope=scope_list(shape, "settled"),
             log_scope=scope_list(shape, "log"),
-            audience_bytes=sql.SQL(_texts()["audience_bytes"] if shape.audience else ""),
+            audience_bytes=sql.SQL(_part("audience_bytes") if shape.audience else ""),
             **parts,
         )
         return composed.as_string()

@@ -14,7 +14,6 @@ from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres import lives
 from aftercommit.postgres.arrays import number_array, uuid_array
-from aftercommit.postgres.blocks import without_purpose
 from aftercommit.postgres.commits import AsyncConnection, committed_async
 from aftercommit.postgres.records import FEW_BYTES, FEW_EVENTS, log_records
 from aftercommit.postgres.shared import exclusive
@@ -67,7 +66,7 @@ class Settlement:
     def _append_statement(self, **parts: sql.Composable) -> bytes:
         nothing = sql.SQL("")
         numbered, audience = bool(self._numbered), self._statements.shape.audience
-        rendered = self._statements.render(
+        return self._statements.short(
             "append",
             **parts,
             streams=self._statements.part("streams") if numbered else nothing,
@@ -79,8 +78,6 @@ class Settlement:
             handed=self._statements.part("handed", place=place) if self._returns_events else nothing,
             handed_columns=self._statements.part("handed_columns") if self._returns_events else nothing,
         )
-        # Without comments, psycopg finds it short enough to remember where the parameters stand.
-        return without_purpose(rendered).encode()
 
     async def append(
         self, connection: AsyncConnection, ids: Sequence[UUID], lanes: Collection[int], retried: Sequence[UUID] = ()
