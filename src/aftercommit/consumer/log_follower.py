@@ -21,7 +21,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.handler_connections import ConsumerConnections
 from aftercommit.service import Probe, Waker, wait_for_any
-from aftercommit.telemetry import log_event
+from aftercommit.telemetry import Meter, log_event
 
 logger = logging.getLogger("aftercommit.consumer")
 
@@ -41,15 +41,25 @@ class SharedParts:
     page_size: int
     stopping: Waker
     look_wanted: Waker
+    meter: Meter
     probe: Probe | None
     # Of each consumer, one for every lane.
     followers: dict[str, list["LogFollower"]] = field(default_factory=dict)
+
+    def note_progress(self, consumer: str) -> None:
+        """Measure how far a consumer has come. If it is divided, the lane that has most to do counts."""
+        told = [(each.position, each.status) for each in self.followers[consumer] if each.active]
+        position, status = min(told, key=lambda each: each[0], default=(0, None))
+        if status is not None:
+            # The worker may have looked before the last slice was committed.
+            lag = status.lag if position < status.head else 0
+            self.meter.on_progress(consumer, position, status.events, lag)
 
 
 class LogFollower:
     """The way of one consumer, or of one of its lanes, through the log, from its checkpoint.
 
-    `active`: the lease is held. `task`: it is at work.
+    `active`: the lease is held. `task`: it is at work. `status`: what the worker has told it.
     """
 
     def __init__(self, outbox: Outbox, lease: Lease, shared: SharedParts) -> None:
@@ -58,7 +68,6 @@ class LogFollower:
         self.paused = False
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
-        self._meter = outbox.meter
         self._shared = shared
         self._told = Waker()
         self._parts = WorkerParts(
@@ -74,7 +83,7 @@ class LogFollower:
         wait = CheckpointWait(waits, lease.seconds / 3, self)
         self._reader = LogReader(self._parts, Pages(outbox, lease, page_size, shared.latest), wait)
         self._side = SideBySide(self._parts, self._reader, self._retries, page_size)
-        self._status: ConsumerStatus | None = None
+        self.status: ConsumerStatus | None = None
         # The checkpoint, and how many letters were written, when the worker began to ask.
         self._when_asked = (0, 0)
         self._looked_after = 0
@@ -99,32 +108,19 @@ class LogFollower:
     @property
     def has_work(self) -> bool:
         """Whether there is something to do, as far as is known."""
-        if self._status is None or not self.proceeds():
+        if self.status is None or not self.proceeds():
             return False
         if self._retries.any_due:
             return True
-        return self._status.head > self.position and not self._reader.wait.rests_at(self._reader.position)
+        return self.status.head > self.position and not self._reader.wait.rests_at(self._reader.position)
 
     @property
     def due_in(self) -> float | None:
         """Seconds until the next letter was due, when the worker last looked; None if it need not look for that."""
-        if self._status is None or self._status.due_in is None or not self.active or not self.proceeds():
+        if self.status is None or self.status.due_in is None or not self.active or not self.proceeds():
             return None
         # While it is at work, it knows of the letters that are due.
-        return self._status.due_in if self._status.due_in > 0 or self.task is None else None
-
-    @property
-    def rests_at(self) -> int | None:
-        """Where the consumer waits for new events, and has nothing else to do; None if it does not."""
-        status = self._status
-        works = self.task is not None and not self.task.done()
-        if status is None or works or self._retries.any_due or status.head != self.position:
-            return None
-        return self.position
-
-    def knows(self, position: int) -> bool:
-        """Whether the worker has told it that the log goes as far as this position."""
-        return self._status is not None and position <= self._status.head
+        return self.status.due_in if self.status.due_in > 0 or self.task is None else None
 
     def proceeds(self) -> bool:
         """Whether the consumer is neither stopping nor paused, and the lane is not given away."""
@@ -142,7 +138,7 @@ class LogFollower:
         self._side.start(held.position)
         self._reader.wait.over()
         self._retries.start()
-        self._status = None
+        self.status = None
         self.active, self.paused, self.leaving = True, held.paused, False
         started = {"consumer": self.name, "position": held.position, "took_over": held.died}
         log_event(logger, logging.INFO, "consumer_started", **started)
@@ -169,17 +165,17 @@ class LogFollower:
         self.paused = status.paused
         self._retries.any_due = status.any_due
         self._retries.any_open = status.any_open or self._parts.letters.written > written
-        self._status = status
+        self.status = status
         self._told.set()
-        self._note_progress()
+        self._shared.note_progress(self.consumer.name)
 
     def tell_end(self, head: int) -> None:
         """Tell it that the log now goes as far as this position."""
-        if self._status is not None and (new := head - self._status.head) > 0:
-            status = self._status
-            self._status = status._replace(head=head, events=status.events + new, lag=status.lag + new)
+        if self.status is not None and (new := head - self.status.head) > 0:
+            status = self.status
+            self.status = status._replace(head=head, events=status.events + new, lag=status.lag + new)
             self._told.set()
-            self._note_progress()
+            self._shared.note_progress(self.consumer.name)
 
     def connection_lost(self) -> None:
         """The connection of a slice broke, and the database with it."""
@@ -210,7 +206,7 @@ class LogFollower:
             else:
                 await self._side_by_side(connection)
             self._want_look()
-        self._note_progress()
+        self._shared.note_progress(self.consumer.name)
         if self.proceeds():
             await self.reach("consumer.idle", position=self.position)
 
@@ -238,7 +234,7 @@ class LogFollower:
         try:
             while True:
                 self._told.clear()
-                has_read = await side.advance(connection, self._status.head if self._status is not None else 0)
+                has_read = await side.advance(connection, self.status.head if self.status is not None else 0)
                 self._want_look()
                 if not self.proceeds() or not (has_read or side.is_busy or self._told.is_set()):
                     break
@@ -251,19 +247,9 @@ class LogFollower:
             raise
 
     async def _read(self, connection: AsyncConnection) -> ReadAhead | None:
-        if self._status is None or not self.proceeds():
+        if self.status is None or not self.proceeds():
             return None
-        return await self._reader.read(connection, self._status.head, any_letters=self._retries.any_open)
-
-    def _note_progress(self) -> None:
-        """Of a divided consumer, the lane that has most to do counts."""
-        seen = [each for each in self._shared.followers[self.consumer.name] if each.active and each._status is not None]
-        if seen:
-            last = min(seen, key=lambda each: each.position)
-            assert last._status is not None
-            # The worker may have looked before the last slice was committed.
-            lag = last._status.lag if last.position < last._status.head else 0
-            self._meter.on_progress(self.consumer.name, last.position, last._status.events, lag)
+        return await self._reader.read(connection, self.status.head, any_letters=self._retries.any_open)
 
     def _want_look(self) -> None:
         if self._parts.letters.written > self._looked_after:

@@ -104,6 +104,7 @@ class LogWorker(DatabaseService):
             page_size=settings.page_size,
             stopping=self.stopping,
             look_wanted=Waker(),
+            meter=outbox.meter,
             probe=probe,
         )
         self._followers = {name: LogFollower(outbox, lease, self._shared) for name, lease in self._leases.all.items()}
@@ -167,22 +168,14 @@ class LogWorker(DatabaseService):
         """Collect what has ended; if it is time, look what there is to do, and begin it; wait."""
         await self._collect()
         is_time = time.monotonic() >= self._look_at or self._word.is_set() or self._shared.look_wanted.is_set()
-        hears = self.news.rung.is_set() and not self.news.seconds_expected
-        if is_time or (hears and not await self._hear(reading)):
+        told = None if is_time else await self.news.hear(reading)
+        if told is None:
             await self._look(control, reading)
+        for follower in told or ():
+            await self._begin(follower, reading, renewed=False)
         wakers = (self.news.waker, self._word, self._shared.look_wanted)
         seconds = self._look_at - time.monotonic()
         await wait_for_any(min(seconds, self.news.seconds_expected or seconds), self.stopping, self._ended, *wakers)
-
-    async def _hear(self, reading: AsyncConnection) -> bool:
-        """There are new events: begin the consumers that wait for them. False if it takes a look."""
-        told = await self.news.hear(reading)
-        if told is None:
-            return False
-        self.answered()
-        for follower in told:
-            await self._begin(follower, reading, renewed=False)
-        return True
 
     async def _look(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         renews = self._word.is_set() or self._leases.seconds_to_renewal == 0

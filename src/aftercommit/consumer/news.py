@@ -65,6 +65,8 @@ class News:
 
         None if it takes a look: a consumer is at work or behind, or the events are many, large or not the next ones.
         """
+        if not self.rung.is_set() or self.seconds_expected:
+            return []
         self.rung.clear()
         followers, end = self._at_work, self._resting_at()
         if self._listener is None or not self._listener.working or not followers:
@@ -72,7 +74,7 @@ class News:
         head = self._latest.end_after(end) if end is not None else None
         if head is None:
             told = self._listener.heard.get(self._channel, "")
-            if told.isdecimal() and all(follower.knows(int(told)) for follower in followers):
+            if told.isdecimal() and all(_end(each) >= int(told) for each in followers):
                 # They have been handed what this notification is about.
                 return []
             if end is not None:
@@ -90,5 +92,17 @@ class News:
 
     def _resting_at(self) -> int | None:
         """Where all consumers wait for new events; None if they are not at the same position, or one is at work."""
-        places = {follower.rests_at for follower in self._at_work}
+        places = {_rests_at(follower) for follower in self._at_work}
         return places.pop() if len(places) == 1 else None
+
+
+def _end(follower: LogFollower) -> int:
+    """How far the log goes, as the worker has told it."""
+    return follower.status.head if follower.status is not None else -1
+
+
+def _rests_at(follower: LogFollower) -> int | None:
+    """Where the consumer waits for new events, and has nothing else to do; None if it does not."""
+    is_at_work = follower.task is not None and not follower.task.done()
+    is_at_end = not follower.has_work and _end(follower) == follower.position
+    return follower.position if is_at_end and not is_at_work else None

@@ -4,9 +4,9 @@ It holds no transaction and no row lock while the transport works. The fence in 
 """
 
 import logging
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -24,16 +24,6 @@ from aftercommit.service import Probe
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.relay")
-
-
-class HandOver(Protocol):
-    """Takes events from a relay of the same process, as soon as they are in the log."""
-
-    def expect(self) -> None:
-        """The relay begins to append."""
-
-    def receive(self, records: Sequence[Record]) -> None:
-        """The relay has appended, and its commit is certain. These are the events, if they are few and small."""
 
 
 class DeliveryNeverFinished(AftercommitError):
@@ -76,14 +66,12 @@ class Carrier:
         marks: Marks,
         *,
         batch_size: int,
-        hand_over: HandOver | None = None,
         probe: Probe | None = None,
     ) -> None:
         self._outbox = outbox
         self._transport = transport
         self._settlement = settlement
         self._batch_size = batch_size
-        self._hand_over = hand_over
         self._probe = probe
         self._strict = outbox.ordering == "strict"
         self.carries = transport.capabilities.carries
@@ -103,7 +91,9 @@ class Carrier:
     async def sweep(self, connection: AsyncConnection, lanes: Collection[int]) -> Carried:
         """Move untried events from the outbox to the log in one statement."""
         watermark, resolved = self.reader.start(lanes)
-        appended = await self._append(self._settlement.append_due(connection, lanes, watermark, self._batch_size))
+        appended = await self._settlement.append_due(connection, lanes, watermark, self._batch_size)
+        if appended.count:
+            await self._tell_appended(appended)
         drained = self.reader.swept(appended, resolved)
         return self._carried(appended.count, drained=drained, more=not drained)
 
@@ -164,7 +154,7 @@ class Carrier:
             ids = [event.event_id for event in outcome.delivered]
             lanes = {event.lane for event in outcome.delivered}
             retried = [event.event_id for event in outcome.delivered if event.again]
-            await self._append(self._settlement.append(connection, ids, lanes, retried))
+            await self._tell_appended(await self._settlement.append(connection, ids, lanes, retried))
         if outcome.failures:
             await self._record_failures(connection, batch, outcome.failures)
         await self.reader.settled(connection, batch, _unsettled(batch, outcome))
@@ -195,20 +185,6 @@ class Carrier:
                 failed = {failure.event_id for failure in outcome.failures}
                 blocked.update(record.aggregate for record in going if record.event_id in failed)
         return _joined(outcomes)
-
-    async def _append(self, appending: Awaitable[Appended]) -> Appended:
-        records: Sequence[Record] = ()
-        if self._hand_over is not None:
-            self._hand_over.expect()
-        try:
-            appended = await appending
-            records = appended.records
-        finally:
-            if self._hand_over is not None:
-                self._hand_over.receive(records)
-        if appended.count:
-            await self._tell_appended(appended)
-        return appended
 
     async def _tell_appended(self, appended: Appended) -> None:
         await self._reach("relay.appended", count=appended.count, position=appended.position)

@@ -17,14 +17,14 @@ from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.resilience import DatabaseService, first_of
 from aftercommit.postgres.shared import SharedConnections, exclusive
 from aftercommit.postgres.statements import Statements
-from aftercommit.relay.carrier import Carrier, HandOver
+from aftercommit.relay.carrier import Carrier
 from aftercommit.relay.carrier_loop import CarrierLoop
 from aftercommit.relay.control import ControlLoop
 from aftercommit.relay.doorbell import Doorbell
 from aftercommit.relay.gauge import measure
 from aftercommit.relay.lanes import Lanes
 from aftercommit.relay.plan import Marks
-from aftercommit.relay.settle import Settlement
+from aftercommit.relay.settle import HandOver, Settlement
 from aftercommit.relay.sweeper import Sweeper
 from aftercommit.relay.transport import Transport
 from aftercommit.relay.transport_outage import TransportOutage
@@ -101,8 +101,7 @@ class Relay(DatabaseService):
         self._marks = Marks()
         self._writers = Writers(outbox.shape)
         self._control = ControlLoop(self.lanes, self._marks, self._writers, [bell.look for bell in self._doorbells])
-        self._hand_over = hand_over
-        self._settlement = Settlement(outbox, self.lanes.token, returns_events=hand_over is not None)
+        self._settlement = Settlement(outbox, self.lanes.token, hand_over)
         self._transport_outage = TransportOutage(transport.name, self)
         self._carrier_loops: list[CarrierLoop] = []
 
@@ -114,7 +113,6 @@ class Relay(DatabaseService):
             self._settlement,
             self._marks,
             batch_size=self.settings.batch_size,
-            hand_over=self._hand_over,
             probe=self._probe,
         )
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import psycopg
@@ -42,12 +42,22 @@ class Appended:
     records: Sequence[Record] = ()
 
 
+class HandOver(Protocol):
+    """Takes events from a relay of the same process, as soon as they are in the log."""
+
+    def expect(self) -> None:
+        """The relay begins to append."""
+
+    def receive(self, records: Sequence[Record]) -> None:
+        """The relay has appended, and its commit is certain. These are the events, if they are few and small."""
+
+
 class Settlement:
     """Writes outcomes for one relay. Its writes are refused once another relay's token is on one of their lanes."""
 
-    def __init__(self, outbox: Outbox, token: UUID, *, returns_events: bool = False) -> None:
+    def __init__(self, outbox: Outbox, token: UUID, hand_over: HandOver | None = None) -> None:
         self._statements = Statements(outbox.shape)
-        self._returns_events = returns_events
+        self._hand_over = hand_over
         self._token = token
         self._numbered = list(outbox.numbered)
         self._channel = outbox.shape.log_channel
@@ -75,8 +85,8 @@ class Settlement:
             returned=self._statements.part("returning_audience") if audience else sql.SQL("1"),
             heard=self._statements.part("heard") if audience else nothing,
             place=(place := self._statements.part("place")),
-            handed=self._statements.part("handed", place=place) if self._returns_events else nothing,
-            handed_columns=self._statements.part("handed_columns") if self._returns_events else nothing,
+            handed=self._statements.part("handed", place=place) if self._hand_over is not None else nothing,
+            handed_columns=self._statements.part("handed_columns") if self._hand_over is not None else nothing,
         )
 
     async def append(
@@ -93,20 +103,33 @@ class Settlement:
                 await own.execute(self._statements["resolve_letters"], {"ids": list(retried)})
                 return appended
 
-        return await self._prepared(connection, write_together if retried else write)
+        return await self._handed_over(connection, write_together if retried else write)
 
     async def append_due(
         self, connection: AsyncConnection, lanes: Collection[int], watermark: int, limit: int
     ) -> Appended:
         """Move due events into the log in one statement, for a transport that carries nothing."""
         which = {"watermark": watermark, "limit": limit}
-        return await self._prepared(connection, lambda: self._append(connection, self._append_due, lanes, which))
+        return await self._handed_over(connection, lambda: self._append(connection, self._append_due, lanes, which))
 
     async def recognise_server(self, connection: AsyncConnection) -> lives.Life | None:
         """Make sure that the log may continue on this server; after a restore, begin a new life and return it."""
         async with exclusive(connection) as own:
             life, self._seen = await lives.recognise(own, self._statements.shape, seen=self._seen)
         return life
+
+    async def _handed_over(self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]]) -> Appended:
+        """Write, and tell the consumers of this process."""
+        if self._hand_over is None:
+            return await self._prepared(connection, write)
+        records: Sequence[Record] = ()
+        self._hand_over.expect()
+        try:
+            appended = await self._prepared(connection, write)
+            records = appended.records
+        finally:
+            self._hand_over.receive(records)
+        return appended
 
     async def _prepared(self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]]) -> Appended:
         """Write; where they are missing, first make a life of the log on this server and partitions for it."""
