@@ -45,12 +45,11 @@ BUGS = [
     Bug(
         "the sequence is the readers' cursor: a late commit is hidden behind it",
         RELAY_SQL,
-        """select (select position - (select moved from total) from tip)
-           + case when (select cardinality(seqs) = moved from total)
-                  then width_bucket(moved.seq, (select seqs from total))
-                  else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end,
-           (select ts from tip),""",
-        "select moved.seq, (select ts from tip),",
+        """(select position - (select moved from total) from tip)
++ case when (select cardinality(seqs) = moved from total)
+       then width_bucket(moved.seq, (select seqs from total))
+       else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end""",
+        "moved.seq",
         f"{ORDER}::test_late_commit_of_an_early_seq_is_never_hidden_from_a_poller",
     ),
     Bug(
@@ -414,8 +413,8 @@ BUGS = [
     Bug(
         "shared connections: every service has connections of its own",
         "src/aftercommit/engine.py",
-        "way, settings=settings, listener=listener, connections=shared, probe=probe)",
-        "way, settings=settings, listener=listener, probe=probe)",
+        "connections=shared,\n                hand_over=",
+        "hand_over=",
         f"{OUTBOXES}::test_twenty_outboxes_share_twenty_connections",
     ),
 ]

@@ -37,6 +37,7 @@ INTERNAL_TYPES: Mapping[str, str] = {
     "Carrier": "a relay makes its own",
     "Codec": "made from the payload's class",
     "FetchedPage": "what a Wire makes of an answer; read() and follow() give its events",
+    "HandOver": "a LogWorker has one, and an Engine passes it on",
     "Handler": "`@outbox.on` makes it",
     "HasShape": "an Outbox is one",
     "HeldVersion": "feeds set it while newer code is needed; nobody makes one",

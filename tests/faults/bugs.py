@@ -64,12 +64,11 @@ BUGS = (
         "the sequence is the readers' cursor",
         Edit(
             RELAY_SQL,
-            """select (select position - (select moved from total) from tip)
-           + case when (select cardinality(seqs) = moved from total)
-                  then width_bucket(moved.seq, (select seqs from total))
-                  else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end,
-           (select ts from tip),""",
-            "select moved.seq, (select ts from tip),",
+            """(select position - (select moved from total) from tip)
++ case when (select cardinality(seqs) = moved from total)
+       then width_bucket(moved.seq, (select seqs from total))
+       else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end""",
+            "moved.seq",
         ),
         run="--only restarts --seconds 10",
         seen_by="gap poll_skip",

@@ -154,6 +154,14 @@ def test_due_retries_do_not_look_at_those_that_have_to_wait(engine, name):
     assert plan.touched < 3 * plan.rows
 
 
+# The relay has consumers in its process.
+HANDED = {
+    "place": STATEMENTS.part("place"),
+    "handed": STATEMENTS.part("handed", place=STATEMENTS.part("place")),
+    "handed_columns": STATEMENTS.part("handed_columns"),
+}
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_the_append_finds_its_events_by_id(engine, numbered):
     # Before PostgreSQL 17, a few hundred more ids and reading a table of this size from end to end cost the same.
@@ -169,12 +177,15 @@ def test_the_append_finds_its_events_by_id(engine, numbered):
         join_streams=STATEMENTS.part("join_streams") if numbered else nothing,
         returned=sql.SQL("1"),
         heard=nothing,
+        **HANDED,
     )
     parameters = {
         **fence(engine),
         "ids": ids,
         "numbered": ["order"],
         "bounds": [1.0, 10.0],
+        "few": 16,
+        "few_bytes": 65536,
         "named": True,
         "seen": 0,
         "channel": SHAPE.log_channel,
@@ -199,11 +210,14 @@ def test_the_sweep_goes_along_the_index_of_fresh_events_and_straight_to_their_pl
         join_streams=nothing,
         returned=sql.SQL("1"),
         heard=nothing,
+        **HANDED,
     )
     chosen = {
         "watermark": 0,
         "limit": LIMIT,
         "bounds": [1.0, 10.0],
+        "few": 16,
+        "few_bytes": 65536,
         "named": True,
         "channel": SHAPE.log_channel,
         "seen": 0,

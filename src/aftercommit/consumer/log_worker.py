@@ -19,7 +19,7 @@ from aftercommit.consumer.lease import CONSUMER_CHANGED, Leases
 from aftercommit.consumer.lease_taker import LeaseTaker
 from aftercommit.consumer.log_follower import LogFollower, SharedParts
 from aftercommit.consumer.names import register
-from aftercommit.consumer.news import News
+from aftercommit.consumer.news import LogNews
 from aftercommit.consumer.pages import LatestPage
 from aftercommit.consumer.slices import require_handlers
 from aftercommit.errors import DatabaseUnavailable, DeclarationError, LeaseLost
@@ -110,7 +110,7 @@ class LogWorker(DatabaseService):
         self._followers = {name: LogFollower(outbox, lease, self._shared) for name, lease in self._leases.all.items()}
         self._taker = LeaseTaker(outbox.shape, self._leases, self._shared.followers, self.reach)
         channel = outbox.shape.log_channel
-        self.news = News(channel, listener, self._shared.latest, self._followers, self._leases.token)
+        self.news = LogNews(channel, listener, self._shared.latest, self._followers, self._leases.token)
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._ended, self._look_at = Waker(), 0.0
 

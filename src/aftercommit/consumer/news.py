@@ -16,7 +16,7 @@ from aftercommit.service import Waker
 EXPECT_SECONDS: Final = 0.05
 
 
-class News:
+class LogNews:
     """What a worker hears of the log, from its listener and from a relay of its process. `rung`: there is something."""
 
     def __init__(

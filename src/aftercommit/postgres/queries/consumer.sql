@@ -48,16 +48,6 @@ from (
 where coalesce(_bytes_before, 0) < %(max_bytes)s
 order by position
 
--- name: read_news
--- The next events for consumers that have all come to this position. Nothing if one of them was taken over, paused or moved: then
--- `consumer_status` says what there is to do.
-select page.* from ({read_log_cut}) page
-where not exists (
-          select from {schema}.consumer
-          where name = any(%(checkpoints)s::text[]) and (token is distinct from %(token)s or paused or position <> %(after)s)
-      )
-order by page.position
-
 -- name: register_consumer
 -- Registers a new consumer at the head of the log, or before the first event that is still kept.
 insert into {schema}.consumer (name, position, declared_by, inbox)

@@ -168,21 +168,6 @@ from fence left join tip on true {handed}
        then width_bucket(moved.seq, (select seqs from total))
        else (select count(*) from moved before where (before.seq, before.id) <= (moved.seq, moved.id)) end
 
--- name: handed
--- A few small events are returned as well, one in each row: consumers in this process need not read them.
-left join (
-    select moved.id, moved.event_type, moved.schema_version, moved.aggregate_type, moved.aggregate_id, moved.occurred_at,
-           moved.correlation_id, moved.causation_id, moved.payload, moved.created_at, moved.seq, {place} as position {moved_scope}
-    from moved
-    where case when (select moved from total) <= %(few)s
-               then (select sum(pg_column_size(payload)) from moved) <= %(few_bytes)s else false end
-) event on true
-order by event.position
-
--- name: handed_columns
--- In the order of `read_log`.
-, event.*
-
 -- name: which_given
 -- The events that a transport has accepted.
 outbox.id = any(%(ids)s::uuid[])
