@@ -5,6 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,6 +36,7 @@ from tests.support.consuming import (
     numbered,
     place_in_log,
     settled,
+    terminate,
     worker_on,
 )
 from tests.support.shop import OrderPaid, OrderPlaced, Shop, shop_outbox
@@ -353,3 +355,25 @@ async def test_a_worker_can_be_stopped_while_the_database_is_down(own_server: Em
         await own_shop.signals.wait("database.lost", 2)
         await asyncio.wait_for(worker.stop(), 60)
     await asyncio.to_thread(own_server.start)
+
+
+async def test_events_in_memory_are_not_handled_on_another_server(shop: Shop) -> None:
+    """A connection breaks in the middle of a page, and another server answers: it may not have the rest of the page."""
+    ledger, breaks = Ledger(shop), True
+    consumer = shop.outbox.consumer("index", start="earliest")
+
+    @consumer.on(OrderPlaced)
+    async def handle(event: Event[OrderPlaced], connection: Any) -> None:
+        nonlocal breaks
+        if breaks and event.payload.number == 3:
+            breaks = False
+            # As it would be after a failover: the lease was taken on a server that was started at another time.
+            worker._followers["index"]._parts.runner.server_started = datetime(2020, 1, 1, tzinfo=UTC)
+            await asyncio.to_thread(terminate, shop, connection.info.backend_pid)
+        await ledger.write(event, connection)
+
+    place_in_log(shop, *numbered(6))
+    async with worker_on(shop, consumer) as worker:
+        await shop.value_becomes("select position::int from consumer", 6)
+        assert shop.signals.counts["consumer.active"] == 2
+    assert ledger.numbers() == list(range(6))

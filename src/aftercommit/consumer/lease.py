@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -22,7 +23,8 @@ class HeldLease(NamedTuple):
     """A lease that was taken.
 
     `died`: the worker before did not hand it over. `unfinished`: a counted start has not come to its end.
-    `renewed`: this worker held it until now, so the checkpoint is where it left it.
+    `renewed`: this worker held it until now, so the checkpoint is where it left it. `server_started`: tells servers
+    apart.
     """
 
     position: int
@@ -30,6 +32,7 @@ class HeldLease(NamedTuple):
     died: bool
     unfinished: bool
     renewed: bool
+    server_started: datetime
 
 
 class ConsumerStatus(NamedTuple):

@@ -134,6 +134,7 @@ class LogFollower:
     def start(self, held: HeldLease) -> None:
         """Begin where the lease's checkpoint is."""
         self._parts.suspects.start(held)
+        self._parts.runner.server_started = held.server_started
         self._reader.seek(held.position)
         self._side.start(held.position)
         self._reader.wait.over()

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
@@ -64,10 +65,14 @@ class SlicePolicy(ABC):
 
 
 class Runner:
-    """Runs slices of one consumer, at most `concurrency` at once."""
+    """Runs slices of one consumer, at most `concurrency` at once.
+
+    `server_started`: when the server that the events were read from was started; None if that does not matter.
+    """
 
     def __init__(self, outbox: Outbox, consumer: Consumer, connections: ConsumerConnections) -> None:
         self.consumer = consumer
+        self.server_started: datetime | None = None
         self._meter = outbox.meter
         self._statements = Statements(outbox.shape)
         self._executor = SliceExecutor(self._statements, consumer.timeout)
@@ -147,7 +152,9 @@ class Runner:
         except ConnectionLost as problem:
             # The runner deals with a lost connection; the service deals with a lost database.
             await self._connections.close()
-            if not await self._connections.still_connects():
+            started = await self._connections.server_started()
+            if started is None or (self.server_started is not None and started != self.server_started):
+                # Another server may not have these events: they have to be read again.
                 raise
             walk.lost(segment, problem)
         else:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
@@ -84,13 +85,20 @@ class ConsumerConnections:
             if not kept:
                 connection.close()
 
-    async def still_connects(self) -> bool:
-        """Whether the database accepts connections: tells a lost connection from a lost database."""
+    async def server_started(self) -> datetime | None:
+        """When the server was started that accepts connections now; None if none does.
+
+        Tells a lost connection from a lost database, and from one that went on elsewhere.
+        """
         try:
-            await close_quietly(await self._connect())
+            connection = await self._connect()
+            try:
+                row = await (await connection.execute("select pg_catalog.pg_postmaster_start_time()")).fetchone()
+            finally:
+                await close_quietly(connection)
         except (psycopg.Error, *LOST):
-            return False
-        return True
+            return None
+        return row[0] if row else None
 
     async def close(self) -> None:
         """Close idle connections now and lent ones when they come back."""

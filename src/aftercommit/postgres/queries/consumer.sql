@@ -209,7 +209,8 @@ update {schema}.consumer
 set worker = %(worker)s, token = %(token)s, declared_by = asked.declared_by, inbox = asked.inbox,
     leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
 from open join asked on asked.name = open.name where consumer.name = open.name
-returning consumer.name, consumer.position, consumer.paused, open.died, consumer.suspect_position is not null, open.renewed
+returning consumer.name, consumer.position, consumer.paused, open.died, consumer.suspect_position is not null, open.renewed,
+          pg_catalog.pg_postmaster_start_time()
 
 -- name: consumer_status
 -- What each of a worker's consumers has to do: whether the lease is ours, the checkpoint, whether a dead letter is due, whether any is
