@@ -6,7 +6,9 @@ In these tests no worker looks on its own account, so an event that nobody tells
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -259,3 +261,21 @@ async def test_strict_order_holds_for_letters_that_an_operator_opens_meanwhile(s
         await shop.value_becomes("select count(*)::int from dead_letter_events", 2)
     assert letters(shop, "status") == [("retrying",), ("waiting",)]
     assert ledger.numbers() == [1]
+
+
+async def test_events_that_a_relay_appended_on_another_server_are_not_taken(shop: Shop) -> None:
+    """After a failover, the relay may still be on the old server while the worker is on the new one."""
+    ledger, _ = declared(shop)
+    async with engine_on(shop) as engine:
+        shop.place("o-1", 0)
+        await shop.signals.wait("consumer.idle", shop.signals.counts["consumer.idle"] + 1)
+        news = engine.workers[0].news
+        here, there = news._server_started, datetime(2020, 1, 1, tzinfo=UTC)
+        assert here is not None
+        kept = news._latest._range
+        stale = Record(uuid4(), "order.placed", 1, "order", "o-1", here, "c", None, b"{}", here, 9, 2, {})
+        news.receive([stale], there)
+        assert news._latest._range == kept
+        shop.place("o-1", 1)
+        await written(shop, 2)
+    assert ledger.numbers() == [0, 1]

@@ -110,7 +110,7 @@ class LogWorker(DatabaseService):
         self._followers = {name: LogFollower(outbox, lease, self._shared) for name, lease in self._leases.all.items()}
         self._taker = LeaseTaker(outbox.shape, self._leases, self._shared.followers, self.reach)
         channel = outbox.shape.log_channel
-        self.news = LogNews(channel, listener, self._shared.latest, self._followers, self._leases.token)
+        self.news = LogNews(outbox.shape, listener, self._shared.latest, self._followers, self._leases.token)
         self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._ended, self._look_at = Waker(), 0.0
 
@@ -144,6 +144,7 @@ class LogWorker(DatabaseService):
             async with exclusive(control) as own:
                 await require_schema(own, self._outbox.shape)
                 await register(own, self._outbox, [lanes[0].consumer for lanes in self._shared.followers.values()])
+                await self.news.begin(own)
             self.session_is_up()
             self._word.set()
             while not self.stopping.is_set():

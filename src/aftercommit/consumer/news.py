@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
@@ -10,6 +11,8 @@ from aftercommit.consumer.pages import LatestPage
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
 from aftercommit.service import Waker
 
 # So long a worker waits for the answer to an append that a notification has overtaken.
@@ -21,16 +24,18 @@ class LogNews:
 
     def __init__(
         self,
-        channel: str,
+        shape: Shape,
         listener: Listener | None,
         latest: LatestPage,
         followers: Mapping[str, LogFollower],
         token: UUID,
     ) -> None:
-        self.rung = listener.subscribe(channel) if listener is not None else Waker()
+        self._channel = shape.log_channel
+        self.rung = listener.subscribe(self._channel) if listener is not None else Waker()
         self._received = Waker()
         self._expects_until = 0.0
-        self._channel = channel
+        self._which_server = Statements(shape)["server_started"]
+        self._server_started: datetime | None = None
         self._listener = listener
         self._latest = latest
         self._followers = followers
@@ -41,12 +46,18 @@ class LogNews:
         self._received.clear()
         self._expects_until = time.monotonic() + EXPECT_SECONDS
 
-    def receive(self, records: Sequence[Record]) -> None:
+    async def begin(self, connection: AsyncConnection) -> None:
+        """A session begins on this server. What a relay appended on another one, before a failover, is not taken."""
+        row = await (await connection.execute(self._which_server)).fetchone()
+        self._server_started = row[0] if row else None
+
+    def receive(self, records: Sequence[Record], server_started: datetime | None) -> None:
         """Take events that a relay of this process has just appended to the log."""
         self._expects_until = 0.0
         self._received.set()
         end = self._resting_at()
-        if records and end is not None and records[0].position == end + 1:
+        is_next = records and end is not None and records[0].position == end + 1
+        if is_next and server_started == self._server_started:
             self._latest.keep(records)
             self.rung.set()
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -30,7 +31,8 @@ _BOUNDS = number_array(LATENCY_BUCKETS_MS)
 class Appended:
     """What entered the log: `count` of the `chosen` events, up to which position and seq, and how long they waited.
 
-    `records`: the events themselves, if they are few and somebody in this process wants them.
+    `records`: the events themselves, if they are few and somebody in this process wants them; then `server_started`
+    tells on which server they are.
     """
 
     count: int
@@ -40,6 +42,7 @@ class Appended:
     latency: Sequence[tuple[str, int, int, float]]
     ids: Sequence[UUID]
     records: Sequence[Record] = ()
+    server_started: datetime | None = None
 
 
 class HandOver(Protocol):
@@ -48,7 +51,7 @@ class HandOver(Protocol):
     def expect(self) -> None:
         """The relay begins to append."""
 
-    def receive(self, records: Sequence[Record]) -> None:
+    def receive(self, records: Sequence[Record], server_started: datetime | None) -> None:
         """The relay has appended, and its commit is certain. These are the events, if they are few and small."""
 
 
@@ -123,12 +126,13 @@ class Settlement:
         if self._hand_over is None:
             return await self._prepared(connection, write)
         records: Sequence[Record] = ()
+        server_started: datetime | None = None
         self._hand_over.expect()
         try:
             appended = await self._prepared(connection, write)
-            records = appended.records
+            records, server_started = appended.records, appended.server_started
         finally:
-            self._hand_over.receive(records)
+            self._hand_over.receive(records, server_started)
         return appended
 
     async def _prepared(self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]]) -> Appended:
@@ -174,13 +178,14 @@ class Settlement:
         rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
         if not rows:
             raise DatabaseError("the append returned no row: the schema is damaged, restore it from a backup")
-        held, count, position, _, last_seq, latency, ids, chosen, known, _, *event = rows[0]
+        held, count, position, _, last_seq, latency, ids, chosen, known, *_ = rows[0]
         self._refuse_stale(held, lanes)
         if not known:
             raise _UnknownServer
-        returned = (row[-len(event) :] for row in rows) if event and event[0] is not None else ()
+        started, *event = rows[0][10:] or (None, None)
+        returned = (row[11:] for row in rows) if event[0] is not None else ()
         records = log_records(returned, self._statements.shape)
-        return Appended(count, chosen, position, last_seq, latency, ids or (), records)
+        return Appended(count, chosen, position, last_seq, latency, ids or (), records, started)
 
     async def record_failures(
         self, connection: AsyncConnection, verdicts: Sequence[Verdict], lanes: Collection[int]

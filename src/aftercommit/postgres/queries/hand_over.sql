@@ -10,8 +10,12 @@ left join (
 order by event.position
 
 -- name: handed_columns
--- In the order of `read_log`.
-, event.*
+-- The server, and the event in the order of `read_log`.
+, pg_catalog.pg_postmaster_start_time(), event.*
+
+-- name: server_started
+-- Tells servers apart.
+select pg_catalog.pg_postmaster_start_time()
 
 -- name: read_news
 -- The next events for consumers that have all come to this position. Nothing if one of them was taken over, paused or moved: then
