@@ -305,7 +305,7 @@ async def test_a_letter_whose_event_nobody_takes_any_more_is_resolved(shop: Shop
 async def test_many_letters_take_turns_with_new_events(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many letters fall due at once; between turns of them the log is followed.
 
-    The worker hears of the new event while a turn runs, so a turn or two may come before it.
+    The notification of the new event arrives during a turn, so one or two turns may run before it.
     """
     monkeypatch.setattr(letter_retries, "LETTERS_PER_TURN", 16)
     letters_due = 160

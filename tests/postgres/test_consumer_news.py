@@ -279,3 +279,24 @@ async def test_events_that_a_relay_appended_on_another_server_are_not_taken(shop
         shop.place("o-1", 1)
         await written(shop, 2)
     assert ledger.numbers() == [0, 1]
+
+
+async def test_an_event_of_another_relay_is_not_forgotten_behind_one_that_was_handed_over(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its notification arrives before the worker has begun with the event it was handed."""
+    ledger, _ = declared(shop)
+    hear = news.LogNews.hear
+
+    async def late(self: news.LogNews, reading: Any) -> Any:
+        if self._latest.end_after(0) == 1 and self._resting_at() == 0:
+            place_in_log(shop, ("o-1", 1))
+            while self._position_heard != 2:  # noqa: ASYNC110 - the listener has no signal for it
+                await asyncio.sleep(0)
+        return await hear(self, reading)
+
+    async with engine_on(shop):
+        monkeypatch.setattr(news.LogNews, "hear", late)
+        shop.place("o-1", 0)
+        await written(shop, 2)
+    assert ledger.numbers() == [0, 1]

@@ -65,8 +65,7 @@ class HandlerCalls:
 
     async def _calls(self, connection: AsyncConnection, step: Calls, talk: Conversation) -> None:
         """Call one handler after the other. Small handlers are many, so each call of our own counts."""
-        now = asyncio.get_running_loop().time
-        task = asyncio.current_task()
+        now, task = asyncio.get_running_loop().time, asyncio.current_task()
         assert task is not None
         lent, stop_at = talk.lent, now() + STOP_SECONDS
         assert isinstance(lent, LentAsync)

@@ -145,7 +145,7 @@ class LogFollower:
         log_event(logger, logging.INFO, "consumer_started", **started)
 
     def leave(self, *, leaving: bool = True) -> None:
-        """Come to an end between two slices, because another worker is to have the lane; or stay after all."""
+        """Stop between two slices, because another worker gets the lane; or, with `leaving=False`, keep it."""
         if self.leaving != leaving:
             self.leaving = leaving
             self._told.set()

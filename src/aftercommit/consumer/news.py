@@ -20,7 +20,7 @@ EXPECT_SECONDS: Final = 0.05
 
 
 class LogNews:
-    """What a worker hears of the log, from its listener and from a relay of its process. `rung`: there is something."""
+    """Tells a worker of new events, by notifications and from a relay in its process. `rung`: there are new events."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class LogNews:
             return None
         head = self._latest.end_after(end) if end is not None else None
         if head is None:
-            told = self._listener.heard.get(self._channel, "")
-            if told.isdecimal() and all(_end(each) >= int(told) for each in followers):
+            told = self._position_heard
+            if told is not None and all(_end(each) >= told for each in followers):
                 # They have been handed what this notification is about.
                 return []
             if end is not None:
@@ -95,7 +95,16 @@ class LogNews:
             return None
         for follower in followers:
             follower.tell_end(head)
+        if (told := self._position_heard) is not None and told > head:
+            # Another relay has appended more, and its notification has come in the meantime.
+            self.rung.set()
         return followers
+
+    @property
+    def _position_heard(self) -> int | None:
+        """The position that the last notification named."""
+        heard = self._listener.heard.get(self._channel, "") if self._listener is not None else ""
+        return int(heard) if heard.isdecimal() else None
 
     @property
     def _at_work(self) -> list[LogFollower]:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from typing import Final
 
-# If nobody has come to an end for so long, somebody who waits may begin beyond the limit.
+# If no place is released for this long, one waiter may start beyond the limit.
 STUCK_SECONDS: Final = 0.25
 
 

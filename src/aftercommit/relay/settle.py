@@ -31,8 +31,8 @@ _BOUNDS = number_array(LATENCY_BUCKETS_MS)
 class Appended:
     """What entered the log: `count` of the `chosen` events, up to which position and seq, and how long they waited.
 
-    `records`: the events themselves, if they are few and somebody in this process wants them; then `server_started`
-    tells on which server they are.
+    `records`: the events themselves, if they are few and a worker in this process takes them. `server_started`
+    identifies the server they are on.
     """
 
     count: int
