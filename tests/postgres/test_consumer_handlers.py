@@ -339,14 +339,16 @@ async def test_a_savepoint_in_a_handler_undoes_what_is_inside_it_alone(shop: Sho
     assert letters(shop) == []
 
 
-async def test_what_a_handler_sets_on_its_connection_does_not_reach_the_next(shop: Shop) -> None:
+@pytest.mark.parametrize("binary", [False, True])
+async def test_what_a_handler_sets_on_its_connection_does_not_reach_the_next(shop: Shop, binary: bool) -> None:
     """Other row types than tuples would make our own statements read nonsense, and skip events."""
     found: list[Any] = []
     consumer = shop.outbox.consumer("index")
 
     @consumer.on(OrderPlaced)
     async def handle(event: Event[OrderPlaced], connection: psycopg.AsyncConnection[Any]) -> None:
-        found.append(await (await connection.execute("select 1 as one, '{\"a\": 2}'::json as two")).fetchone())
+        row = "select 1 as one, '{\"a\": 2}'::json as two"
+        found.append(await (await connection.execute(row, binary=binary)).fetchone())
         connection.row_factory = dict_row
         connection.cursor_factory = psycopg.AsyncClientCursor
 
@@ -437,7 +439,7 @@ async def test_a_blocking_handler_that_hangs_is_cut_off_and_the_consumer_goes_on
 def test_a_slice_that_was_given_up_cannot_go_on_although_its_handler_returned_at_the_last_moment() -> None:
     """Otherwise it might commit while its event is recorded as failed."""
     watch = Watch()
-    call = HandlerCall(handler=None, events=[], places=[0])  # type: ignore[arg-type]
+    call = HandlerCall(handler=None, event=None, place=0)  # type: ignore[arg-type]
     watch.enter(call)
     assert watch.give_up_after(60.0) is None
     assert watch.give_up_after(-1.0) is call

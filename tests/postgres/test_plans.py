@@ -231,15 +231,17 @@ def test_the_sweep_goes_along_the_index_of_fresh_events_and_straight_to_their_pl
     assert plan.touched < 3 * LIMIT
 
 
-def test_due_events_are_loaded_from_their_places(engine):
-    statement = STATEMENTS.render("load_due", due=STATEMENTS.part("due_fresh"))
+def test_due_events_are_loaded_in_the_order_of_their_index(engine):
+    loaded = STATEMENTS.part("loaded_columns")
+    statement = STATEMENTS.render("load_due", due=STATEMENTS.part("due_fresh", due_columns=loaded))
 
     plan = explain(engine, statement.encode(), watermark=0, lanes=LANES, limit=LIMIT, max_bytes=1 << 30)
 
     assert plan.rows == LIMIT
     assert plan.whole_scans == []
     assert plan.indexes == {"outbox_fresh"}
-    assert plan.touched < 4 * LIMIT
+    assert "Sort" not in {node["Node Type"] for node in plan.nodes}
+    assert plan.touched < 3 * LIMIT
 
 
 @pytest.mark.parametrize("types", [None, ["order.placed"]])

@@ -15,16 +15,32 @@ SLOW_CALL: Final = 0.01
 
 
 class HandlerCall(msgspec.Struct, gc=False):
-    """A call of a handler with these events (one, unless it takes batches), at these places of the slice."""
+    """A call of a handler with an event, which has this place in the slice.
+
+    `batch`, `batch_places`: all events of the call, and their places, if the handler takes batches. There is a call for
+    every event, so it holds nothing that the garbage collector has to look at.
+    """
 
     handler: Handler
-    events: Sequence[Event[Any]]
-    places: Sequence[int]
+    event: Event[Any]
+    place: int
+    batch: Sequence[Event[Any]] = ()
+    batch_places: Sequence[int] = ()
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The places of its events."""
+        return self.batch_places or (self.place,)
+
+    @property
+    def last_place(self) -> int:
+        """The place of its last event."""
+        return self.batch_places[-1] if self.batch_places else self.place
 
     @property
     def culprit(self) -> int | None:
         """The place of the event to blame when this call fails."""
-        return self.places[0] if len(self.places) == 1 else None
+        return self.place if len(self.batch_places) <= 1 else None
 
 
 class Recovery(Enum):
@@ -64,7 +80,7 @@ class Calls:
         """The next call; calls for events that have failed already are left out."""
         while self.next < len(self.calls):
             call = self.calls[self.next]
-            if not self.failures or call.places[0] not in self.failures:
+            if not self.failures or call.place not in self.failures:
                 return call
             self.next += 1
         return None
@@ -81,11 +97,11 @@ class Calls:
 
     def made(self, seconds: float, *, touched: bool = False) -> None:
         """The next call was made, and took so long. `touched`: it has used the connection."""
-        places = self.calls[self.next].places
+        call = self.calls[self.next]
         if touched:
-            self._touched = places[-1]
+            self._touched = call.last_place
         if seconds > SLOW_CALL:
-            self.slow.update(places)
+            self.slow.update(call.places)
         self.next += 1
 
     def may_stop(self) -> bool:
@@ -112,7 +128,7 @@ class Calls:
         return (
             self.next == 0
             or self.next == len(self.calls)
-            or (self.calls[self.next].places[0] > self.calls[self.next - 1].places[-1])
+            or self.calls[self.next].place > self.calls[self.next - 1].last_place
         )
 
 

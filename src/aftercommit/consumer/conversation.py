@@ -259,14 +259,14 @@ def interruptions_as_failures(talk: Conversation) -> Iterator[None]:
 
 def arguments(call: HandlerCall, connection: AnyConnection) -> Sequence[Any]:
     """The arguments for a handler."""
-    argument: Any = call.events if call.handler.batch else call.events[0]
+    argument: Any = call.batch if call.handler.batch else call.event
     return (argument, connection) if call.handler.takes_transaction else (argument,)
 
 
 def tell_of(call: HandlerCall) -> None:
     """Set which event causes what the handler publishes."""
-    if len(call.events) == 1:
-        tell(call.events[0].event_id, call.events[0].correlation_id)
+    if len(call.batch) <= 1:
+        tell(call.event.event_id, call.event.correlation_id)
     else:
         tell(None, None)
 

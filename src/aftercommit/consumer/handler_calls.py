@@ -83,7 +83,7 @@ class HandlerCalls:
                         tell_of(call)
                         answer = await handler.function(*arguments(call, lent))
                     else:
-                        first = call.events[0]
+                        first = call.event
                         tell(first.event_id, first.correlation_id)
                         answer = await (
                             handler.function(first, lent) if handler.takes_transaction else handler.function(first)

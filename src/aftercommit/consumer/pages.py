@@ -14,7 +14,7 @@ from aftercommit.consumer.lease import Lease
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.postgres.commits import AsyncConnection
-from aftercommit.postgres.records import BYTES_AT_ONCE, FEW_BYTES, FEW_EVENTS, log_records
+from aftercommit.postgres.records import BYTES_AT_ONCE, FEW_BYTES, FEW_EVENTS, read_log_records
 from aftercommit.postgres.statements import Statements
 from aftercommit.telemetry import log_event
 
@@ -69,8 +69,7 @@ class LatestPage:
             "checkpoints": list(checkpoints),
             "token": token,
         }
-        rows = await (await connection.execute(self._news, asked, prepare=True)).fetchall()
-        records = log_records(rows, self._shape)
+        records = await read_log_records(connection, self._news, asked, self._shape)
         is_all = 0 < len(records) < FEW and sum(len(record.payload) for record in records) < FEW_BYTES // 2
         if not is_all or records[0].position != after + 1:
             return None
@@ -93,8 +92,7 @@ class LatestPage:
 
     async def _read(self, connection: AsyncConnection, after: int, head: int) -> Sequence[Record]:
         asked = {"after": after, "upto": head, "types": None, "lane": 0, "lanes": 1, "max_bytes": MAX_PAGE_BYTES}
-        rows = await (await connection.execute(self._statements["read_log_cut"], asked, prepare=True)).fetchall()
-        return log_records(rows, self._shape)
+        return await read_log_records(connection, self._statements["read_log_cut"], asked, self._shape)
 
 
 class Pages:
@@ -170,12 +168,11 @@ class Pages:
         asked = {"after": after, "upto": upto, "types": self._consumer.types, **self._lane}
         # A few are measured while they are read. For many, it is cheaper to measure first.
         if upto - after > FEW and await self._fits(connection, asked):
-            rows = await (await connection.execute(self._statements["read_log"], asked, prepare=True)).fetchall()
+            records = await read_log_records(connection, self._statements["read_log"], asked, self._shape)
             self._reach = min(self._size, self._reach * 2)
-            return log_records(rows, self._shape), upto
+            return records, upto
         bounded = {**asked, "max_bytes": MAX_PAGE_BYTES}
-        rows = await (await connection.execute(self._statements["read_log_cut"], bounded, prepare=True)).fetchall()
-        records = log_records(rows, self._shape)
+        records = await read_log_records(connection, self._statements["read_log_cut"], bounded, self._shape)
         if not records:
             # The consumer takes none of them, or retention has dropped them since they were measured.
             return [], upto

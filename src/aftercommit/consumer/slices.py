@@ -68,7 +68,7 @@ Script = Generator[Query | Calls, Any, SliceResult]
 Finish = Callable[[SliceResult], Iterable[Query]]
 
 
-class SliceItem(msgspec.Struct):
+class SliceItem(msgspec.Struct, gc=False):
     """One event of a slice: typed, with the handlers that take it, or with the error that made it unreadable.
 
     `outside`: no handler has a connection, so undoing a slice would undo none of them. `goes_alone`: some have one.
@@ -91,6 +91,10 @@ class SliceItem(msgspec.Struct):
     def position(self) -> int:
         """Its position in the log; 0 behind the bus."""
         return self.record.position or 0
+
+
+class UnreadableItem(SliceItem, gc=True):
+    """One with an error. The error knows where it was raised, and so this item: only the garbage collector ends it."""
 
 
 class HandlerEndedTransaction(AftercommitError):
@@ -135,7 +139,7 @@ def prepare(consumer: Consumer, records: Sequence[Record], attempt: int) -> list
             event = consumer.registry.read(record, attempt)
             taking = handlers.taking(event) if handlers.conditional else handlers
         except Exception as error:  # noqa: BLE001 - an unreadable event or a broken can_handle is this event's failure alone
-            items.append(SliceItem(record, (), None, failed(error)))
+            items.append(UnreadableItem(record, (), None, failed(error)))
             continue
         if taking.all:
             items.append(SliceItem(record, taking.all, event, None, taking.outside, taking.goes_alone))
@@ -178,9 +182,9 @@ def script(
     seconds = time.monotonic() - began
     if ended is not None:
         # The executor commits this, and not in a transaction that the handler began.
-        unhandled = [place for place in new if place > ended.places[-1] or place in calls.failures]
+        unhandled = [place for place in new if place > ended.last_place or place in calls.failures]
         yield _return_unhandled(items, unhandled, begin)
-        raise SliceFailed(_ended(ended), ended.places[-1], calls.failures)
+        raise SliceFailed(_ended(ended), ended.last_place, calls.failures)
     left = list(dict.fromkeys(place for call in calls.calls[calls.next :] for place in call.places))
     left = [place for place in left if place not in calls.failures]
     if left:
@@ -212,13 +216,13 @@ def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCa
         for handler in item.calls:
             assert item.event is not None
             if not handler.batch:
-                calls.append(HandlerCall(handler, (item.event,), (index,)))
+                calls.append(HandlerCall(handler, item.event, index))
             elif calls and calls[-1].handler is handler:
                 events.append(item.event)
                 places.append(index)
             else:
                 events, places = [item.event], [index]
-                calls.append(HandlerCall(handler, events, places))
+                calls.append(HandlerCall(handler, item.event, index, events, places))
     return calls
 
 

@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 from weakref import WeakSet
 
 import psycopg
 from psycopg import conninfo
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
+from psycopg.pq import Format
 
 from aftercommit.errors import DatabaseError, DatabaseRefused, DatabaseUnavailable, DeclarationError, MissingPrivilege
 from aftercommit.postgres.bounded import BoundedConnection
@@ -119,6 +120,10 @@ SPEAK_ISO: Final = "set datestyle to iso"
 """Sets the date style to ISO, which psycopg needs; execute it if `speaks_iso` is false."""
 
 
+# In binary, too, JSON is its text.
+_BYTES: Final = cast("type[Loader]", psycopg.adapters.get_loader(psycopg.adapters.types["bytea"].oid, Format.BINARY))
+
+
 class RawJson(Loader):
     """Loads JSON columns as bytes, which the codec decodes."""
 
@@ -181,6 +186,7 @@ class Database:
         except _FAILED as problem:
             raise not_connected(dsn, problem) from problem
         connection.adapters.register_loader("json", RawJson)
+        connection.adapters.register_loader("json", _BYTES)
         return connection
 
     def connect_sync(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:

@@ -120,9 +120,10 @@ class ConsumerConnections:
         connection = await self._database.connect()
         # Our own connections read JSON as bytes; a handler reads it as its program has set up psycopg.
         json_oid = psycopg.adapters.types["json"].oid
-        loader = psycopg.adapters.get_loader(json_oid, Format.TEXT)
-        if loader is not None:
-            connection.adapters.register_loader(json_oid, loader)
+        for written in (Format.TEXT, Format.BINARY):
+            loader = psycopg.adapters.get_loader(json_oid, written)
+            if loader is not None:
+                connection.adapters.register_loader(json_oid, loader)
         return connection
 
 

@@ -1,9 +1,10 @@
 """Turns rows of queries into records. The declared columns come last in a row: scope, then audience."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aftercommit.event.envelope import Record
+from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.shape import Shape
 
 # The first columns of every query, in the order of the fields of Record: envelope, payload, created_at, seq.
@@ -29,6 +30,14 @@ def outbox_records(rows: Iterable[Sequence[Any]], shape: Shape, *, again: bool) 
         _record(*row[:COMMON], None, dict(zip(names, row[upto:])), *row[COMMON:upto], None, again)  # noqa: B905
         for row in rows
     ]
+
+
+async def read_log_records(
+    connection: AsyncConnection, statement: bytes, parameters: Mapping[str, Any], shape: Shape
+) -> list[Record]:
+    """Run `read_log`, or a statement with the same columns. In binary, times and ids cost half as much to load."""
+    cursor = await connection.execute(statement, parameters, prepare=True, binary=True)
+    return log_records(await cursor.fetchall(), shape)
 
 
 def letter_record(row: Sequence[Any], shape: Shape) -> Record:

@@ -84,6 +84,6 @@ class Statements:
             settled_scope=scope_list(shape, "settled"),
             log_scope=scope_list(shape, "log"),
             audience_bytes=sql.SQL(_part("audience_bytes") if shape.audience else ""),
-            **parts,
+            **{"due_columns": sql.SQL(_part("due_columns")), **parts},
         )
         return composed.as_string()

@@ -59,8 +59,9 @@ class DueReader:
             due=self._statements.part(self._named("due_fresh")),
             retry=self._statements.part(self._named("next_retry")),
         ).encode()
+        loaded = self._statements.part("loaded_columns")
         self._loading = {
-            name: self._statements.render("load_due", due=self._statements.part(name)).encode()
+            name: self._statements.render("load_due", due=self._statements.part(name, due_columns=loaded)).encode()
             for name in ("due_fresh", "due_fresh_strict", "due_retries", "due_retries_strict")
         }
 
@@ -163,7 +164,8 @@ class DueReader:
         again = name == "due_retries"
         name = self._named(name)
         statement = self._loading[name] if self._loads else self._statements[name]
-        rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
+        cursor = await connection.execute(statement, parameters, prepare=True, binary=self._loads)
+        rows = await cursor.fetchall()
         if not self._loads:
             return [Due(again, *row[:-1]) for row in rows]
         return [*outbox_records(rows, self._shape, again=again)]

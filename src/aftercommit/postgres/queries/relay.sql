@@ -4,9 +4,19 @@
 select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
        set_config('plan_cache_mode', 'force_generic_plan', false)
 
+-- name: due_columns
+-- What it takes to append an event that is due.
+o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
+
+-- name: loaded_columns
+-- The whole event, and how many bytes it has when it is sent. For a compressed value, pg_column_size is the compressed size. (A leading
+-- underscore, because no scope column has such a name.)
+o.*, case when pg_column_compression(payload) is null then pg_column_size(payload)
+          else octet_length(payload::text) end {audience_bytes} as _bytes
+
 -- name: due_fresh
 -- Committed events of these lanes that were never tried, in the order of seq. Locks nothing.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
+select {due_columns}
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is null
   and o.seq > %(watermark)s and o.lane = any(%(lanes)s)
@@ -15,7 +25,7 @@ limit %(limit)s
 
 -- name: due_fresh_strict
 -- The same for strict ordering: skips aggregates with an event that failed or waits for its retry.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
+select {due_columns}
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at is null
   and o.seq > %(watermark)s and o.lane = any(%(lanes)s)
@@ -29,7 +39,7 @@ limit %(limit)s
 
 -- name: due_retries
 -- Events whose retry is due, longest due first.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
+select {due_columns}
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at <= statement_timestamp() and o.lane = any(%(lanes)s)
 order by o.next_retry_at
@@ -37,7 +47,7 @@ limit %(limit)s
 
 -- name: due_retries_strict
 -- The same for strict ordering: only the first held event of an aggregate may go.
-select o.seq, o.lane, o.id, o.event_type, o.retry_count, o.created_at, o.ctid as place
+select {due_columns}
 from {schema}.outbox o
 where o.status = 'pending' and o.next_retry_at <= statement_timestamp() and o.lane = any(%(lanes)s)
   and not exists (
@@ -50,22 +60,13 @@ limit %(limit)s
 
 -- name: load_due
 -- Envelopes and payloads of due events, for transports that carry them; cuts a batch of large payloads before it is loaded.
-with due as (
-    {due}
-)
 select id, event_type, schema_version, aggregate_type, aggregate_id, occurred_at, correlation_id, causation_id, payload,
        created_at, seq, lane, retry_count {scope_names}
 from (
-    select o.*, sum(size.bytes) over (order by o.seq) - size.bytes as bytes_before
-    from {schema}.outbox o
-    -- For a compressed value, pg_column_size is the compressed size.
-    cross join lateral (
-        select case when pg_column_compression(o.payload) is null then pg_column_size(o.payload)
-                    else octet_length(o.payload::text) end {audience_bytes} as bytes
-    ) size
-    where o.ctid = any(array(select due.place from due))
+    select due.*, sum(_bytes) over (order by seq rows between unbounded preceding and 1 preceding) as _bytes_before
+    from ({due}) due
 ) sized
-where bytes_before < %(max_bytes)s
+where coalesce(_bytes_before, 0) < %(max_bytes)s
 order by seq
 
 -- name: look
