@@ -26,6 +26,8 @@ TASK_WORK = "systems/tasks/service/work.py"
 MEMBERSHIP = "tests/contracts/test_tasks_membership.py"
 TELEGRAM = "src/aftercommit/contrib/telegram/"
 
+JOINT = "src/aftercommit/consumer/joint_slices.py"
+JOINT_TESTS = "tests/postgres/test_consumer_joint.py"
 SHARED = "src/aftercommit/postgres/shared.py"
 OUTBOXES = "tests/postgres/test_engine_outboxes.py"
 
@@ -42,6 +44,20 @@ class Bug:
 
 
 BUGS = [
+    Bug(
+        "a joint slice records what it has not handled: a handler that commits takes events from other consumers",
+        JOINT,
+        "for item in member.items][:handled]",
+        "for item in member.items]",
+        f"{JOINT_TESTS}::test_one_that_commits_takes_no_event_from_the_others",
+    ),
+    Bug(
+        "a joint slice believes the first look at the inbox: an event that is known by now is handled twice",
+        SLICES_SQL,
+        "as handled (event_id, consumer_name)\norder by event_id, consumer_name",
+        "as handled (event_id, consumer_name)\norder by event_id, consumer_name on conflict do nothing",
+        f"{JOINT_TESTS}::test_an_event_that_becomes_known_while_handlers_work_is_not_handled_twice",
+    ),
     Bug(
         "the sequence is the readers' cursor: a late commit is hidden behind it",
         RELAY_SQL,

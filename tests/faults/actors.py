@@ -124,7 +124,11 @@ async def _work(part: Part) -> None:
 
     def services() -> list[Service]:
         listener = Listener(database, probe) if part.listen else None
-        settings = WorkerSettings(lease_seconds=part.lease, page_size=part.options.get("page_size", 100))
+        settings = WorkerSettings(
+            lease_seconds=part.lease,
+            page_size=part.options.get("page_size", 100),
+            max_connections=part.options.get("max_connections"),
+        )
         consumers = [outbox.consumers[name] for name in part.consumers]
         worker = LogWorker(outbox, consumers, database, settings=settings, listener=listener, probe=probe)
         return [worker, *([listener] if listener else [])]

@@ -292,9 +292,15 @@ def everybody(folder: Path, dsn: str, lease: float, *, hostile: bool = False) ->
     parts.append(part("poller-slow", "poller", options={"page": 7}))
     for group, consumers in workload.WORKERS.items():
         parts += [
-            part(f"worker-{group}-{number}", "worker", consumers=consumers, options=manner) for number in range(2)
+            part(f"worker-{group}-{number}", "worker", consumers=consumers, options={**manner, **_connections(group)})
+            for number in range(2)
         ]
     return parts
+
+
+def _connections(group: str) -> dict[str, int]:
+    most = workload.CONNECTIONS.get(group)
+    return {} if most is None else {"max_connections": most}
 
 
 def shuffled(parts: list[Part], seed: str) -> list[Part]:

@@ -25,6 +25,7 @@ WORKER_POINTS = (
     "consumer.failed",
     "consumer.retrying",
     "consumer.retried",
+    "consumer.joined",
     "consumer.suspect",
     "consumer.heartbeat",
     "consumer.idle",

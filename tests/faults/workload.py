@@ -31,7 +31,10 @@ WORKERS: Final = {
     "first": ("strict", "wide", "divided-bare"),
     "second": ("batch", "blocking", "divided"),
     "third": ("bare", "wide-strict", "divided-strict"),
+    "joint": ("joint-1", "joint-2", "joint-3"),
 }
+# The most connections for handlers, where it is not the usual number: these consumers share transactions.
+CONNECTIONS: Final = {"joint": 1}
 CONSUMERS: Final = {BOOK: tuple(name for names in WORKERS.values() for name in names), POST: ("mail", "parcel")}
 STRICT: Final = frozenset({"strict", "wide-strict", "divided-strict", "mail", "parcel"})
 POISON: Final = "poison"
@@ -126,6 +129,8 @@ def _declare_book(book: Outbox, points: Points) -> None:
     _by_event(book, points, "wide", concurrency=4, **patient)
     _by_event(book, points, "wide-strict", concurrency=3, ordering="strict", **patient)
     _by_event(book, points, "bare", inbox=False, **patient)
+    for name in WORKERS["joint"]:
+        _by_event(book, points, name, **patient)
     _by_event(book, points, "divided", concurrency=2, lanes=4, **patient)
     _by_event(book, points, "divided-strict", ordering="strict", lanes=3, **patient)
     _by_event(book, points, "divided-bare", inbox=False, lanes=2, **patient)

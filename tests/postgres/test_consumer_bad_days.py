@@ -368,7 +368,7 @@ async def test_events_in_memory_are_not_handled_on_another_server(shop: Shop) ->
         if breaks and event.payload.number == 3:
             breaks = False
             # As it would be after a failover: the lease was taken on a server that was started at another time.
-            worker._followers["index"]._parts.runner.server_started = datetime(2020, 1, 1, tzinfo=UTC)
+            worker._followers["index"].parts.runner.server_started = datetime(2020, 1, 1, tzinfo=UTC)
             await asyncio.to_thread(terminate, shop, connection.info.backend_pid)
         await ledger.write(event, connection)
 

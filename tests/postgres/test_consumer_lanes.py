@@ -247,7 +247,7 @@ async def test_the_letters_of_a_lane_are_those_of_its_aggregates(shop: Shop, ord
     async with await shop.database.connect() as connection:
         statuses = await worker._leases.look(connection, list(worker._followers))
         for lane, follower in enumerate(worker._followers.values()):
-            due = await follower._parts.letters.due(connection, 100)
+            due = await follower.parts.letters.due(connection, 100)
             of_lane = shop.rows("select id from log where lane %% %s = %s order by id", (LANES, lane))
             assert sorted(record.event_id for record in due) == [event_id for (event_id,) in of_lane] != []
             assert statuses[f"index#{lane}"].any_due

@@ -219,10 +219,10 @@ async def test_a_worker_that_vanished_inside_a_transaction_is_given_up_by_the_se
         await settled(shop, "index")
     with shop.connect() as connection:
         parameters = {
-            **follower._parts.lease.parameters,
+            **follower.parts.lease.parameters,
             "ids": ids,
             "position": 1,
-            "patience": follower._parts.runner.idle_timeout_ms(0),
+            "patience": follower.parts.runner.idle_timeout_ms(0),
         }
         assert parameters["patience"] == "3000"
         shop.rows(

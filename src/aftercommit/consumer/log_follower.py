@@ -70,7 +70,7 @@ class LogFollower:
         self.task: asyncio.Task[None] | None = None
         self._shared = shared
         self._told = Waker()
-        self._parts = WorkerParts(
+        self.parts = WorkerParts(
             consumer=consumer,
             lease=lease,
             runner=Runner(outbox, consumer, shared.connections),
@@ -79,10 +79,10 @@ class LogFollower:
             host=self,
         )
         waits = VersionWaits(outbox, consumer, lease)
-        self._retries = LetterRetries(self._parts, waits)
+        self.retries = LetterRetries(self.parts, waits)
         wait = CheckpointWait(waits, lease.seconds / 3, self)
-        self._reader = LogReader(self._parts, Pages(outbox, lease, page_size, shared.latest), wait)
-        self._side = SideBySide(self._parts, self._reader, self._retries, page_size)
+        self._reader = LogReader(self.parts, Pages(outbox, lease, page_size, shared.latest), wait)
+        self._side = SideBySide(self.parts, self._reader, self.retries, page_size)
         self.status: ConsumerStatus | None = None
         # The checkpoint, and how many letters were written, when the worker began to ask.
         self._when_asked = (0, 0)
@@ -93,12 +93,12 @@ class LogFollower:
     @property
     def consumer(self) -> Consumer:
         """The consumer whose events it handles."""
-        return self._parts.consumer
+        return self.parts.consumer
 
     @property
     def name(self) -> str:
         """The name of its lease."""
-        return self._parts.lease.name
+        return self.parts.lease.name
 
     @property
     def position(self) -> int:
@@ -110,7 +110,7 @@ class LogFollower:
         """Whether there is something to do, as far as is known."""
         if self.status is None or not self.proceeds():
             return False
-        if self._retries.any_due:
+        if self.retries.any_due:
             return True
         return self.status.head > self.position and not self._reader.wait.rests_at(self._reader.position)
 
@@ -133,12 +133,12 @@ class LogFollower:
 
     def start(self, held: HeldLease) -> None:
         """Begin where the lease's checkpoint is."""
-        self._parts.suspects.start(held)
-        self._parts.runner.server_started = held.server_started
+        self.parts.suspects.start(held)
+        self.parts.runner.server_started = held.server_started
         self._reader.seek(held.position)
         self._side.start(held.position)
         self._reader.wait.over()
-        self._retries.start()
+        self.retries.start()
         self.status = None
         self.active, self.paused, self.leaving = True, held.paused, False
         started = {"consumer": self.name, "position": held.position, "took_over": held.died}
@@ -152,7 +152,7 @@ class LogFollower:
 
     def asking(self) -> None:
         """The worker is about to look: what changes from now on, the answer may not contain."""
-        self._when_asked = self.position, self._parts.letters.written
+        self._when_asked = self.position, self.parts.letters.written
 
     def tell(self, status: ConsumerStatus) -> None:
         """Tell it what the worker has seen."""
@@ -164,8 +164,8 @@ class LogFollower:
                 f"{status.checkpoint}: the database was restored, or the checkpoint was moved"
             )
         self.paused = status.paused
-        self._retries.any_due = status.any_due
-        self._retries.any_open = status.any_open or self._parts.letters.written > written
+        self.retries.any_due = status.any_due
+        self.retries.any_open = status.any_open or self.parts.letters.written > written
         self.status = status
         self._told.set()
         self._shared.note_progress(self.consumer.name)
@@ -177,10 +177,6 @@ class LogFollower:
             self.status = status._replace(head=head, events=status.events + new, lag=status.lag + new)
             self._told.set()
             self._shared.note_progress(self.consumer.name)
-
-    def connection_lost(self) -> None:
-        """The connection of a slice broke, and the database with it."""
-        self._parts.suspects.connection_lost()
 
     async def cut_off(self) -> None:
         """End at once: what slices wrote is undone."""
@@ -195,14 +191,10 @@ class LogFollower:
         self.active = False
         await self._reader.forget()
 
-    async def free_waiting(self, connection: AsyncConnection, every: float) -> None:
-        """Strict ordering: make letters due that wait for nothing any more, at most so often."""
-        await self._retries.free_waiting(connection, every)
-
     async def work(self, connection: AsyncConnection) -> None:
         """Handle what there is, until there is nothing more."""
         while self.has_work:
-            if self.consumer.concurrency == 1 or self._parts.suspects.left > 0:
+            if self.consumer.concurrency == 1 or self.parts.suspects.left > 0:
                 await self._in_order(connection)
             else:
                 await self._side_by_side(connection)
@@ -215,19 +207,23 @@ class LogFollower:
         """Handle due letters and the next page. After letters the log comes first, so that they take turns."""
         if self._log_first:
             await self._next_page(connection)
-            self._log_first = await self._retries.turn(connection)
+            self._log_first = await self.retries.turn(connection)
         else:
-            self._log_first = await self._retries.turn(connection)
+            self._log_first = await self.retries.turn(connection)
             await self._next_page(connection)
 
     async def _next_page(self, connection: AsyncConnection) -> None:
         page = await self._read(connection)
         if page is None:
             return
-        left, reached = await handle_in_order(self._parts, connection, page.items, self.position, self._reader.position)
-        self._reader.seek(reached)
-        self._side.position = reached
-        await self.reach("consumer.handled", count=page.count - left, position=reached)
+        left, reached = await handle_in_order(self.parts, connection, page.items, self.position, self._reader.position)
+        await self.handled(page.count - left, reached)
+
+    async def handled(self, events: int, position: int) -> None:
+        """So many events were handled, and the checkpoint is at this position."""
+        self._reader.seek(position)
+        self._side.position = position
+        await self.reach("consumer.handled", count=events, position=position)
 
     async def _side_by_side(self, connection: AsyncConnection) -> None:
         """Go on while anything is at work, or new."""
@@ -250,9 +246,9 @@ class LogFollower:
     async def _read(self, connection: AsyncConnection) -> ReadAhead | None:
         if self.status is None or not self.proceeds():
             return None
-        return await self._reader.read(connection, self.status.head, any_letters=self._retries.any_open)
+        return await self._reader.read(connection, self.status.head, any_letters=self.retries.any_open)
 
     def _want_look(self) -> None:
-        if self._parts.letters.written > self._looked_after:
-            self._looked_after = self._parts.letters.written
+        if self.parts.letters.written > self._looked_after:
+            self._looked_after = self.parts.letters.written
             self._shared.look_wanted.set()

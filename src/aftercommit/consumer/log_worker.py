@@ -15,7 +15,8 @@ from uuid import UUID
 
 import psycopg
 
-from aftercommit.consumer.lease import CONSUMER_CHANGED, Leases
+from aftercommit.consumer.joint_slices import JointSlices
+from aftercommit.consumer.lease import Leases
 from aftercommit.consumer.lease_taker import LeaseTaker
 from aftercommit.consumer.log_follower import LogFollower, SharedParts
 from aftercommit.consumer.names import register
@@ -108,10 +109,10 @@ class LogWorker(DatabaseService):
             probe=probe,
         )
         self._followers = {name: LogFollower(outbox, lease, self._shared) for name, lease in self._leases.all.items()}
+        self._joint = JointSlices(outbox, self._shared)
         self._taker = LeaseTaker(outbox.shape, self._leases, self._shared.followers, self.reach)
-        channel = outbox.shape.log_channel
         self.news = LogNews(outbox.shape, listener, self._shared.latest, self._followers, self._leases.token)
-        self._word = listener.subscribe(channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
+        self._word = self.news.word
         self._ended, self._look_at = Waker(), 0.0
 
     @property
@@ -160,7 +161,7 @@ class LogWorker(DatabaseService):
         except LOST:
             for follower in self._followers.values():
                 if follower.task is not None:
-                    follower.connection_lost()
+                    follower.parts.suspects.connection_lost()
             raise
         finally:
             await self._cut_off()
@@ -172,7 +173,7 @@ class LogWorker(DatabaseService):
         told = None if is_time else await self.news.hear(reading)
         if told is None:
             await self._look(control, reading)
-        for follower in told or ():
+        for follower in self._joint.start(told or (), reading, self._ended.set):
             await self._begin(follower, reading, renewed=False)
         wakers = (self.news.waker, self._word, self._shared.look_wanted)
         seconds = self._look_at - time.monotonic()
@@ -207,7 +208,7 @@ class LogWorker(DatabaseService):
         if not follower.active:
             return
         if not follower.paused:
-            await follower.free_waiting(reading, POLL)
+            await follower.retries.free_waiting(reading, POLL)
         if follower.task is not None:
             if renewed:
                 await self.reach("consumer.heartbeat", paused=follower.paused)

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from aftercommit.consumer.lease import CONSUMER_CHANGED
 from aftercommit.consumer.log_follower import LogFollower
 from aftercommit.consumer.pages import LatestPage
 from aftercommit.event.envelope import Record
@@ -20,7 +21,10 @@ EXPECT_SECONDS: Final = 0.05
 
 
 class LogNews:
-    """Tells a worker of new events, by notifications and from a relay in its process. `rung`: there are new events."""
+    """Tells a worker of new events, by notifications and from a relay in its process.
+
+    `rung`: there are new events. `word`: a consumer was handed over, paused or resumed.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class LogNews:
     ) -> None:
         self._channel = shape.log_channel
         self.rung = listener.subscribe(self._channel) if listener is not None else Waker()
+        self.word = listener.subscribe(self._channel, {CONSUMER_CHANGED}) if listener is not None else Waker()
         self._received = Waker()
         self._expects_until = 0.0
         self._which_server = Statements(shape)["server_started"]

@@ -68,11 +68,13 @@ class Runner:
     """Runs slices of one consumer, at most `concurrency` at once.
 
     `server_started`: when the server that the events were read from was started; None if that does not matter.
+    `quick`: no handler of the last slice took long.
     """
 
     def __init__(self, outbox: Outbox, consumer: Consumer, connections: ConsumerConnections) -> None:
         self.consumer = consumer
         self.server_started: datetime | None = None
+        self.quick = False
         self._meter = outbox.meter
         self._statements = Statements(outbox.shape)
         self._executor = SliceExecutor(self._statements, consumer.timeout)
@@ -97,6 +99,7 @@ class Runner:
         steps = script(items, begin, finish, survives=survives, guard_events=guard_events)
         async with self._slots, self._permit:
             result = await self._executor.run(self._connections, steps, blocking=blocking)
+        self.quick = not result.slow and not result.failures and not self._alone
         self._meter.on_consumed(self.consumer.name, "done", len(result.handled))
         skipped = len(items) - len(result.handled) - len(result.failures) - len(result.left)
         self._meter.on_consumed(self.consumer.name, "skipped", skipped)

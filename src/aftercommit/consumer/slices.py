@@ -176,7 +176,7 @@ def script(
     if any(outdated):
         raise SliceOutdated("a letter has changed since it was read: nothing of this slice was written")
     new = list(_new(items, None if fresh is None else set(fresh), checkpoint))
-    calls = Calls(_calls(items, new), survives=survives, guard_events=guard_events)
+    calls = Calls(calls_of(items, new), survives=survives, guard_events=guard_events)
     began = time.monotonic()
     ended: HandlerCall | None = yield calls
     seconds = time.monotonic() - began
@@ -184,7 +184,7 @@ def script(
         # The executor commits this, and not in a transaction that the handler began.
         unhandled = [place for place in new if place > ended.last_place or place in calls.failures]
         yield _return_unhandled(items, unhandled, begin)
-        raise SliceFailed(_ended(ended), ended.last_place, calls.failures)
+        raise SliceFailed(ended_by(ended), ended.last_place, calls.failures)
     left = list(dict.fromkeys(place for call in calls.calls[calls.next :] for place in call.places))
     left = [place for place in left if place not in calls.failures]
     if left:
@@ -207,7 +207,8 @@ def _new(items: Sequence[SliceItem], fresh: set[UUID] | None, checkpoint: int | 
     return range(len(items))
 
 
-def _calls(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCall]:
+def calls_of(items: Sequence[SliceItem], indexes: Sequence[int]) -> list[HandlerCall]:
+    """The calls of handlers for the events at these places."""
     calls: list[HandlerCall] = []
     events: list[Event[Any]] = []
     places: list[int] = []
@@ -239,7 +240,8 @@ def _return_unhandled(items: Sequence[SliceItem], unhandled: Sequence[int], begi
     return Query("return_unhandled", parameters)
 
 
-def _ended(call: HandlerCall) -> Failed:
+def ended_by(call: HandlerCall) -> Failed:
+    """The failure of a handler that ended the transaction."""
     return Failed(
         HandlerEndedTransaction(
             f"handler {name_of(call.handler)} ended the transaction it was given: leave COMMIT and ROLLBACK to the "

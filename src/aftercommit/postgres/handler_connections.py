@@ -45,6 +45,11 @@ class ConsumerConnections:
         # Threads of handlers that were given up may return a connection at any time.
         self._lock = threading.Lock()
 
+    @property
+    def places(self) -> int:
+        """How many may be in use."""
+        return self._limit.places
+
     def make_room(self, connections: int) -> None:
         """Let at least so many be in use."""
         self._limit.places = max(self._limit.places, connections)

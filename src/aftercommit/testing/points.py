@@ -43,6 +43,7 @@ POINTS: Final[Mapping[str, str]] = MappingProxyType(
         "consumer.active": "A worker has taken the consumer's lease.",
         "consumer.paused": "The consumer is paused by an operator.",
         "consumer.read": "A page of the log was read; nothing of it is handled.",
+        "consumer.joined": "Several consumers are about to handle the next events in one transaction.",
         "consumer.suspect": "After a takeover: the worker has counted a start for one event, and will handle it now.",
         "consumer.handled": "Effects and inbox rows of events are committed, and the checkpoint where it can be.",
         "consumer.failed": "A handler failed; its dead letter is committed.",

@@ -144,6 +144,33 @@ with inbox as (
 select 1, (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
        null, {mark}
 
+-- name: begin_joint_slice
+-- Opens a slice of several consumers that wait at the same position, and locks their rows in order. 0 if one of them was taken over, paused
+-- or moved, if an inbox knows one of the events, or if they were read from another server.
+with mine as (
+    select name from {schema}.consumer
+    where name = any(%(checkpoints)s::text[]) and token = %(token)s and position = %(after)s and not paused
+    order by name
+    for no key update
+)
+select case when (select count(*) from mine) = cardinality(%(checkpoints)s::text[])
+             and pg_catalog.pg_postmaster_start_time() = %(server_started)s::timestamptz
+             and not exists (select from {schema}.processed_events
+                             where event_id = any(%(ids)s::uuid[]) and consumer_name = any(%(checkpoints)s::text[]))
+       then 1 else 0 end, null, null, {mark}
+
+-- name: finish_joint_slice
+-- Its last statement. If an inbox row is there already, it fails, and the slice is undone.
+with moved as (
+    update {schema}.consumer
+    set position = %(position)s, updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
+    where name = any(%(checkpoints)s::text[]) and token = %(token)s and position < %(position)s
+)
+insert into {schema}.processed_events (event_id, consumer_name)
+select event_id, consumer_name from unnest(%(ids)s::uuid[], %(consumers)s::text[]) as handled (event_id, consumer_name)
+order by event_id, consumer_name
+
 -- name: savepoint
 -- Before the first events of a slice in which a handler may fail.
 savepoint aftercommit_events
