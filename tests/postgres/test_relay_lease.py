@@ -202,6 +202,19 @@ async def test_a_lease_of_a_relay_from_before_the_clock_was_set_back_is_void(
     assert heir.held == frozenset(range(64))
 
 
+async def test_a_lane_without_events_is_neither_locked_nor_waited_for(shop: Shop) -> None:
+    """Each lock is written to the write-ahead log, and another relay may be taking an idle lane."""
+    async with listening_relay_on(shop):
+        with shop.connect() as taking:
+            shop.publish(OrderPlaced("o-1", 0))
+            await shop.signals.wait_total("relay.appended", 1)
+            (lane,) = shop.rows("select lane from log")[0]
+            taking.execute("select from shop.lane where lane <> %s for update", (lane,))
+            shop.publish(OrderPlaced("o-1", 1))
+            await shop.signals.wait_total("relay.appended", 2)
+    assert shop.value("select count(*) from log") == 2
+
+
 async def test_an_event_that_nobody_rings_for_is_found_by_the_control_loop(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

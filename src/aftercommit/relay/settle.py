@@ -68,11 +68,15 @@ class Settlement:
         self._seen = 0
         part = self._statements.part
         self._append_given = self._append_statement(
-            which=part("which_given"), chosen=sql.SQL(""), chosen_count=sql.SQL("cardinality(%(ids)s::uuid[])")
+            which=part("which_given"),
+            chosen=sql.SQL(""),
+            fenced=part("fence"),
+            chosen_count=sql.SQL("cardinality(%(ids)s::uuid[])"),
         )
         self._append_due = self._append_statement(
             which=part("which_due"),
             chosen=part("chosen_due", due=part("due_fresh")),
+            fenced=part("fence_chosen"),
             chosen_count=sql.SQL("(select count(*) from chosen)"),
         )
 

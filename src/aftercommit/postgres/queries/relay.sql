@@ -102,9 +102,22 @@ fence as (
     ) mine
 )
 
+-- name: fence_chosen
+-- The same for a sweep, which depends on the lanes of the events that it has found. Mostly they are few, and each lock is written to the
+-- write-ahead log.
+fence as (
+    select %(lane_count)s - (select count(distinct lane) from chosen) + count(*) as held
+    from (
+        select from {schema}.lane
+        where lane = any(array(select lane from chosen)) and token = %(token)s
+        order by lane
+        for share
+    ) mine
+)
+
 -- name: append
 -- The main statement: moves delivered events from the outbox to the log, if and only if this relay still holds their lanes.
--- fence   counts the lanes that are still ours
+-- fence   counts the lanes that are still ours, or need not be
 -- known   whether the current life of the log belongs to this server, and the log is where we have seen it
 -- chosen  the rows to move
 -- moved   removes them from the outbox
@@ -114,12 +127,12 @@ fence as (
 --         where somebody has written one twice, places are counted
 -- heard   (if an audience is declared) the rows by which readers find their events
 -- latency counts the moved rows by type and by the time since they were written, for the metrics; extract() would calculate in numeric
-with {fence},
+with {chosen}
+{fenced},
 known as (
     select count(*) as yes from {schema}.head
     where server_started = pg_catalog.pg_postmaster_start_time() and position >= %(seen)s
 ),
-{chosen}
 moved as (
     delete from {schema}.outbox using fence
     where {which} and fence.held = %(lane_count)s and (select yes from known) = 1
@@ -176,7 +189,7 @@ outbox.id = any(%(ids)s::uuid[])
 -- name: chosen_due
 -- All due events: for the log transport, reading, delivering and appending are one statement.
 chosen as materialized (
-    select due.place from ({due}) due
+    select due.place, due.lane from ({due}) due
 ),
 
 -- name: which_due
