@@ -11,7 +11,7 @@ from aftercommit import Database, Engine, Event, Outbox
 from aftercommit.engine import TransportName
 from aftercommit.testing.signals import Signals
 from bench import loops, shop
-from bench.cases import latency_steps
+from bench.cases import latency_floor, latency_steps
 from bench.figures import Delays, Finding, Group, Spread, Verdict, percentile
 from bench.peers.peer import Peer, Peers
 from bench.stage import ContestantFailed, Stage, say, tell
@@ -21,7 +21,8 @@ TITLE = "Latency from commit to handler"
 ABOUT = (
     "One event at a time on an idle system, published and handled by the same process on one event loop. The clock "
     "starts just before COMMIT is sent and stops when the handler is called, so it includes the commit's own wait for "
-    "the disk. Percentiles are taken per round; shown are their median, lowest and highest. *Where a millisecond goes* "
+    "the disk. Two floors are written by hand: a notification wakes a process that makes the writes of this way and no "
+    "others. Percentiles are taken per round; shown are their median, lowest and highest. *Where a millisecond goes* "
     "are events of their own: times count from the moment COMMIT is sent, notifications are those that a listener "
     "beside the engine hears, and a step is the difference of two medians."
 )
@@ -37,10 +38,13 @@ TARGETS = (
     ("aftercommit log consumer", "pgqueuer", 1.2),
 )
 OURS: dict[str, TransportName] = {"aftercommit bus": "bus", "aftercommit log consumer": "log"}
+FLOORS: dict[str, latency_floor.Way] = {"raw bus": latency_floor.bus, "raw log": latency_floor.log}
 # Who polls is slow whatever one does: a few singles tell that as well as many.
 POLLING = ("pg-boss",)
 FEW = 3
 NOTES = {
+    "raw bus": "by hand: the handler's transaction takes the event and writes an inbox row",
+    "raw log": "by hand: one transaction moves the event to the log, the next writes an inbox row",
     "pg-boss": "polls every 0.5 s",
     "eventsourcing": "the whole of save(), which commits itself",
 }
@@ -51,8 +55,9 @@ def run(stage: Stage, peers: Peers) -> Finding:
     """The bus, the log with a consumer behind it, and everybody else."""
     singles = stage.sizes.count(SINGLES, least=5)
     databases = {name: _prepared(stage, transport) for name, transport in OURS.items()}
-    players = {**_ours(databases, singles), **_theirs(peers, singles)}
-    group = Group("commit to handler, idle", "ms", delays=[Delays(name) for name in OURS], absent=dict(peers.absent))
+    players = {**_ours(databases, singles), **_by_hand(stage, singles), **_theirs(peers, singles)}
+    ours = [Delays(name, note=NOTES.get(name, "")) for name in (*OURS, *FLOORS)]
+    group = Group("commit to handler, idle", "ms", delays=ours, absent=dict(peers.absent))
     group.delays += [Delays(peer.name, peer.language, NOTES.get(peer.name, "")) for peer in peers.present]
     for number in range(max(stage.rounds, stage.sizes.count(ROUNDS))):
         for delays in list(group.delays):
@@ -76,6 +81,16 @@ def _ours(databases: dict[str, str], singles: int) -> dict[str, Player]:
         return lambda: loops.run(_singles(dsn, transport, singles))
 
     return {name: player(databases[name], transport) for name, transport in OURS.items()}
+
+
+def _by_hand(stage: Stage, singles: int) -> dict[str, Player]:
+    dsn = stage.database("bench_latency_raw")
+    shop.prepare(dsn, shop.RAW)
+
+    def player(way: latency_floor.Way) -> Player:
+        return lambda: loops.run(latency_floor.singles(dsn, way, singles, REST))
+
+    return {name: player(way) for name, way in FLOORS.items()}
 
 
 def _theirs(peers: Peers, singles: int) -> dict[str, Player]:
