@@ -243,6 +243,18 @@ async def test_one_that_was_taken_over_or_paused_handles_nothing_and_the_others_
     assert checkpoint(shop, "c4") == 1
 
 
+async def test_one_whose_row_is_locked_does_not_make_the_others_wait(shop: Shop, ledger: Ledger) -> None:
+    """As by an operator who is about to move its checkpoint."""
+    declare(shop)
+    async with warm_engine(shop):
+        with shop.connect() as operator:
+            operator.execute("select from shop.consumer where name = 'c4' for update")
+            shop.place("o-1", 1)
+            await arrived(shop, 2, COUNT - 1)
+        await arrived(shop, 2)
+    assert effects(shop, 1) == EVERYBODY
+
+
 async def test_an_event_that_one_has_handled_before_is_not_handled_again(
     shop: Shop, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,13 +145,13 @@ select 1, (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesc
        null, {mark}
 
 -- name: begin_joint_slice
--- Opens a slice of several consumers that wait at the same position, and locks their rows in order. 0 if one of them was taken over, paused
--- or moved, if an inbox knows one of the events, or if they were read from another server.
+-- Opens a slice of several consumers that wait at the same position, and locks their rows in order. 0 if one of them was taken over, paused,
+-- moved or locked, if an inbox knows one of the events, or if they were read from another server.
 with mine as (
     select name from {schema}.consumer
     where name = any(%(checkpoints)s::text[]) and token = %(token)s and position = %(after)s and not paused
     order by name
-    for no key update
+    for no key update skip locked
 )
 select case when (select count(*) from mine) = cardinality(%(checkpoints)s::text[])
              and pg_catalog.pg_postmaster_start_time() = %(server_started)s::timestamptz
