@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import time
 from contextlib import suppress
@@ -18,12 +19,10 @@ from aftercommit.access.reader import Reader
 from aftercommit.access.revocation import revoke
 from aftercommit.access.tokens import TokenVerifier
 from aftercommit.errors import DeclarationError
-from aftercommit.feed import Cursor
 from aftercommit.feed.app import FeedApp
 from aftercommit.feed.app.service import service
-from aftercommit.feed.live.blocks import Block
 from aftercommit.feed.live.streams import StreamCaps, StreamTimes
-from aftercommit.http.asgi import Asgi, Message, Receive, Scope, Send, chunk
+from aftercommit.http.asgi import Asgi, Message, Receive, Scope, Send
 from aftercommit.postgres.listen import Listener
 from tests.feed.journal import TIMES, Journal, Reading, numbered, until
 from tests.feed.test_polling import cursor_of
@@ -192,7 +191,7 @@ async def test_a_reader_at_the_end_is_written_to_without_a_task(journal: Journal
     async with journal.served(app, service(app)) as reading, reading.stream() as stream:
         await stream.block()
         await stream.block()
-        await until(lambda: the_stream(reading)._sleep._crowd is not None)
+        await until(lambda: the_stream(reading)._sleep._group is not None)
         begun: list[object] = []
         reading.app.streams.run_task = begun.append  # type: ignore[assignment, method-assign]
         await journal.write("one", "two")
@@ -206,7 +205,7 @@ async def test_a_connection_goes_on_after_a_stream_that_had_no_task(journal: Jou
     """Also with a request that the client has sent before the stream was over."""
     async with journal.served() as reading:
         with connected(reading, journal) as reader:
-            await until(lambda: len(reading.app.streams) == 1 and the_stream(reading)._sleep._crowd is not None)
+            await until(lambda: len(reading.app.streams) == 1 and the_stream(reading)._sleep._group is not None)
             reader.sendall(b"GET /books/b-1/lines HTTP/1.1\r\nHost: x\r\n\r\n")
             await journal.write("one")
             came = await read_until(reader, b'"text":"one"')
@@ -226,7 +225,7 @@ async def test_what_a_stream_without_a_task_costs_a_user_is_given_back_when_it_e
     app = journal.app(caps=StreamCaps(max_streams_per_user=1))
     async with journal.served(app) as reading:
         async with reading.stream():
-            await until(lambda: len(app.streams) == 1 and the_stream(reading)._sleep._crowd is not None)
+            await until(lambda: len(app.streams) == 1 and the_stream(reading)._sleep._group is not None)
             refused = await reading.client.get("/books/b-1/lines/stream", headers=journal.bearer())
             assert refused.status_code == 429
         await until_open(reading, 0)
@@ -241,10 +240,10 @@ async def test_who_is_being_ended_gets_nothing_that_comes_at_the_same_moment(jou
         await stream.block()
         await stream.block()
         task = the_stream(reading)
-        await until(lambda: task._sleep._crowd is not None)
-        piece = b"id: 1\nevent: line\ndata: {}\n\n"
+        await until(lambda: task._sleep._group is not None)
+        group = task._sleep._group
         task.end("unauthorized")
-        task.take(Block(piece, Cursor(1), 1), chunk(piece))
+        group.write(b"id: 1\nevent: line\ndata: {}\n\n")
         block = await stream.block()
         assert block is not None
         assert (block["event"], json.loads(block["data"])["reason"]) == ("bye", "unauthorized")
@@ -480,6 +479,64 @@ async def test_a_reader_that_does_not_read_is_cut(journal: Journal):
             await closed(reader)
 
 
+async def test_readers_beside_one_that_does_not_read_get_everything_at_once_and_it_gets_everything_later(
+    journal: Journal,
+):
+    """And one that disconnects in the middle costs nobody anything."""
+    times = StreamTimes(tick_seconds=0.02, stall_seconds=60, slow_seconds=60)
+    async with journal.served(journal.app(times=times)) as reading:
+        with slow_reader(reading, journal) as slow, connected(reading, journal) as leaving:
+            async with reading.stream() as quick:
+                await until_open(reading, 3)
+                await until(lambda: all(stream._sleep._group for stream in open_streams(reading)))
+                assert len({stream._sleep._group for stream in open_streams(reading)}) == 1
+                texts = [f"{number} " + "x" * 20_000 for number in range(40)]
+                for text in texts[:20]:
+                    await journal.write(text)
+                    assert await quick.texts(1) == [text]
+                assert any(stream._response.sending_since is not None for stream in open_streams(reading))
+                leaving.close()
+                for text in texts[20:]:
+                    await journal.write(text)
+                    assert await quick.texts(1) == [text]
+                await until_open(reading, 2)
+                came = await read_until(slow, b'"text":"39 ')
+                found = [int(each) for each in re.findall(rb'"text":"(\d+) x', came)]
+                assert found == list(range(40))
+                # It has joined the others again.
+                await until(lambda: all(stream._sleep._group for stream in open_streams(reading)))
+                await journal.write("last")
+                assert await quick.texts(1) == ["last"]
+                await read_until(slow, b'"text":"last"')
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+async def test_a_stream_knows_what_the_crowd_has_written_to_it(journal: Journal, filtered: bool):
+    """The crowd keeps it once for all. The timer needs it, and the stream when it is dropped out of the crowd."""
+    app = journal.app(times=StreamTimes(tick_seconds=60))
+    level = "ERROR" if filtered else "DEBUG"
+    async with journal.served(app) as reading, reading.stream(minLevel=level) as stream:
+        await stream.block()
+        await stream.block()
+        task = the_stream(reading)
+        await until(lambda: task._sleep._group is not None)
+        before, strand = task._response._sent, task.position.strand
+        await journal.write("one", "two")
+        await until(lambda: task._sleep._group.place.number == 2)
+        reading.app.hub._kept.forget(strand)
+        assert (task.position.place.number, task.position.is_untold) == (2, filtered)
+        await until(lambda: task.position.strand is not strand and task._sleep._group is not None)
+        await journal.write("three")
+        await until(lambda: task._sleep._group.place.number == 3)
+        task.look(reading.app.streams.now)
+        sent = task._response._sent - before
+        assert (task.position.place.number, task.position.is_untold, sent > 0) == (3, filtered, not filtered)
+        task.look(reading.app.streams.now)
+        assert task._response._sent - before == sent
+        if not filtered:
+            assert await stream.texts(3) == ["one", "two", "three"]
+
+
 @pytest.mark.thorough
 async def test_a_reader_that_trickles_is_cut(journal: Journal):
     times = StreamTimes(tick_seconds=0.02, stall_seconds=30, min_bytes_per_second=50_000, slow_seconds=0.5)
@@ -528,8 +585,12 @@ async def test_streams_and_long_polls_do_not_hold_up_a_stop(journal: Journal):
 
 def the_stream(reading: Reading) -> Any:
     """The one that is open."""
-    (stream,) = reading.app.streams._open
+    (stream,) = open_streams(reading)
     return stream
+
+
+def open_streams(reading: Reading) -> list[Any]:
+    return list(reading.app.streams._open)
 
 
 def censored(app: FeedApp) -> Asgi:

@@ -6,38 +6,64 @@ import re
 import pytest
 
 from aftercommit.feed import EVERYTHING, Chosen, Cursor, Feed
-from aftercommit.feed.live.blocks import Block, Blocks
-from aftercommit.feed.live.crowd import AT_ONCE, Crowd
+from aftercommit.feed.live.blocks import Blocks
+from aftercommit.feed.live.crowd import AT_ONCE, Crowd, Group
 from aftercommit.feed.strands.strand import Strand
 from tests.unit.test_feed_strand import ERRORS, FEED, entry, strand_with
 
 READERS = 2 * AT_ONCE + 10
 
 
-class ReaderAtTheEnd:
-    """Takes what it is given, until it is told not to."""
+class Clock:
+    now = 7.0
 
-    def __init__(self, place: Cursor) -> None:
-        self.place = place
-        self.position = self
+
+class ReaderAtTheEnd(asyncio.WriteTransport):
+    """A reader and its transport in one. It takes what it is given, until it is told not to."""
+
+    def __init__(self, crowd: Crowd, place: Cursor) -> None:
+        self.crowd = crowd
+        self.own = place
+        self.group: Group | None = None
         self.pieces: list[bytes] = []
         self.woken = 0
-        self.takes = True
+        self.cut_for: str | None = None
+        self.held_back = 0
+        self.is_lost = False
+        self.join()
+
+    @property
+    def place(self) -> Cursor:
+        return self.group.place if self.group is not None else self.own
 
     @property
     def numbers(self) -> list[int]:
         return [int(found) for piece in self.pieces for found in re.findall(rb"id: \S+#(\d+)", piece)]
 
-    def take(self, block: Block, piece: bytes) -> None:
-        if not self.takes:
-            self.wake()
-            return
-        if piece:
-            self.pieces.append(piece)
-        self.place = block.place
+    def join(self) -> None:
+        self.group = self.crowd.join(self, self, self.own, self.own.number, Clock.now)
+
+    def leave(self) -> None:
+        if self.group is not None:
+            self.own, group, self.group = self.group.place, self.group, None
+            group.leave(self)
 
     def wake(self) -> None:
         self.woken += 1
+        self.leave()
+
+    def cut(self, reason: str) -> None:
+        self.cut_for = reason
+        self.leave()
+
+    def is_closing(self) -> bool:
+        return self.is_lost
+
+    def get_write_buffer_size(self) -> int:
+        return self.held_back
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.pieces.append(bytes(data))
 
 
 @pytest.fixture
@@ -46,11 +72,8 @@ def feed() -> Feed:
 
 
 def gathered(strand: Strand, count: int, chosen: Chosen = EVERYTHING) -> tuple[Crowd, list[ReaderAtTheEnd]]:
-    crowd = Crowd(Blocks(strand, chosen))
-    readers = [ReaderAtTheEnd(Cursor(strand.head, strand.head_ts)) for _ in range(count)]
-    for reader in readers:
-        crowd.join(reader)
-    return crowd, readers
+    crowd = Crowd(Blocks(strand, chosen), Clock())
+    return crowd, [ReaderAtTheEnd(crowd, Cursor(strand.head, strand.head_ts)) for _ in range(count)]
 
 
 def append(strand: Strand, *numbers: int, level: str = "INFO", size: int = 10) -> None:
@@ -101,16 +124,87 @@ async def test_others_have_their_turn_during_a_round(feed: Feed):
     assert any(0 < count < READERS for count in served)
 
 
-async def test_who_takes_nothing_is_woken_and_the_others_are_not(feed: Feed):
+@pytest.mark.parametrize("trouble", ["held_back", "is_lost"])
+async def test_who_takes_nothing_is_woken_before_the_event_and_the_others_are_not(feed: Feed, trouble: str):
     strand = strand_with(feed, entry(1))
     _, (slow, *others) = gathered(strand, 3)
-    slow.takes = False
+    setattr(slow, trouble, 1)
 
     append(strand, 2)
     await settle()
 
-    assert (slow.numbers, slow.woken > 0) == ([], True)
-    assert all((reader.numbers, reader.woken) == ([2], 0) for reader in others)
+    assert (slow.numbers, slow.woken, slow.place.number) == ([], 1, 1)
+    assert all((reader.numbers, reader.woken, reader.place.number) == ([2], 0, 2) for reader in others)
+
+
+async def test_who_has_read_everything_meanwhile_joins_the_others_again(feed: Feed):
+    strand = strand_with(feed, entry(1))
+    _, (slow, other) = gathered(strand, 2)
+    slow.held_back = 1
+    append(strand, 2)
+    # Its own task writes the event, when it takes bytes again.
+    slow.held_back, slow.own = 0, Cursor(2)
+    slow.join()
+
+    append(strand, 3)
+    await settle()
+
+    assert slow.group is other.group
+    assert (slow.numbers, other.numbers) == ([3], [2, 3])
+
+
+async def test_who_leaves_and_comes_back_in_the_middle_of_a_round_gets_everything_once(feed: Feed):
+    strand = strand_with(feed, entry(1))
+    _, readers = gathered(strand, READERS)
+    append(strand, 2)
+    early, late = readers[0], readers[-1]
+    assert (early.numbers, late.numbers) == ([2], [])
+    for reader in (early, late):
+        reader.leave()
+    assert (early.own.number, late.own.number) == (2, 1)
+    early.join()
+    # This one reads the event itself before it comes back.
+    late.own = Cursor(2)
+    late.join()
+
+    append(strand, 3)
+    await settle()
+
+    assert (early.numbers, late.numbers) == ([2, 3], [3])
+    assert all(reader.numbers == [2, 3] for reader in readers[1:-1])
+
+
+async def test_a_reader_at_another_place_is_in_a_group_of_its_own(feed: Feed):
+    strand = strand_with(feed, entry(1))
+    crowd, (other,) = gathered(strand, 1)
+    # Its cursor is of a process that has read more than this one.
+    ahead = ReaderAtTheEnd(crowd, Cursor(3))
+    assert ahead.group is not other.group
+
+    append(strand, 2, 3)
+    await settle()
+    assert (ahead.numbers, other.numbers) == ([], [2, 3])
+    append(strand, 4)
+    await settle()
+    assert (ahead.numbers, other.numbers) == ([4], [2, 3, 4])
+
+
+async def test_a_reader_does_not_join_a_group_that_was_written_to_later_than_itself(feed: Feed):
+    strand = strand_with(feed, entry(1))
+    crowd, (other,) = gathered(strand, 1)
+    append(strand, 2)
+    assert other.group is not None
+    assert (other.group.told, other.group.written_at, other.group.sent > 0) == (2, Clock.now, True)
+
+    # Else its next heartbeat would be too late.
+    assert crowd.join(ReaderAtTheEnd(crowd, Cursor(2)), None, Cursor(2), 2, Clock.now - 1) is not other.group
+
+
+async def test_a_group_has_no_more_readers_than_are_written_to_at_once(feed: Feed):
+    _, readers = gathered(strand_with(feed, entry(1)), READERS)
+
+    assert sorted(len({reader: None for reader in readers if reader.group is group})
+                  for group in {reader.group for reader in readers}) == [10, AT_ONCE, AT_ONCE]  # fmt: skip
 
 
 async def test_what_does_not_fit_into_one_piece_is_for_the_readers_own_task(feed: Feed):
@@ -149,39 +243,55 @@ async def test_everybody_is_woken_when_the_strand_is_given_up(feed: Feed):
 
 async def test_who_has_left_gets_nothing_and_a_strand_without_readers_is_free_to_go(feed: Feed):
     strand = strand_with(feed, entry(1))
-    crowd, (one, other) = gathered(strand, 2)
+    _, (one, other) = gathered(strand, 2)
     assert strand.is_held
 
-    crowd.leave(one)
+    one.leave()
     append(strand, 2)
     await settle()
     assert (one.numbers, other.numbers) == ([], [2])
-    crowd.leave(other)
-    crowd.leave(other)
+    other.leave()
+    other.leave()
     assert not strand.is_held
 
-    crowd.join(one)
+    one.own = Cursor(2)
+    one.join()
     assert strand.is_held
     append(strand, 3)
     await settle()
-    assert one.numbers == [2, 3]
+    assert one.numbers == [3]
 
 
-async def test_a_reader_that_fails_does_not_stop_the_rounds(feed: Feed):
+async def test_a_reader_that_fails_is_cut_and_the_others_get_everything(feed: Feed):
     strand = strand_with(feed, entry(1))
     _, (broken, other) = gathered(strand, 2)
     failures: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
 
-    def fail(block: Block, piece: bytes) -> None:
+    def fail(data: bytes | bytearray | memoryview) -> None:
         raise RuntimeError("the handler is closed")
 
-    broken.take = fail  # type: ignore[method-assign]
+    broken.write = fail  # type: ignore[method-assign]
     append(strand, 2)
-    await settle()
-    del broken.take
     append(strand, 3)
     await settle()
 
     assert len(failures) == 1
-    assert (broken.numbers, other.numbers) == ([2, 3], [2, 3])
+    assert (broken.cut_for, broken.place.number) == ("failed", 1)
+    assert other.numbers == [2, 3]
+
+
+async def test_a_reader_that_fails_to_wake_up_does_not_keep_the_others_asleep(feed: Feed):
+    strand = strand_with(feed, entry(1))
+    _, (broken, other) = gathered(strand, 2)
+    failures: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+
+    def fail() -> None:
+        raise RuntimeError("no task")
+
+    broken.wake = fail  # type: ignore[method-assign]
+    strand.retire()
+    await settle()
+
+    assert (len(failures), other.woken) == (1, 1)

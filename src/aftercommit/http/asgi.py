@@ -3,6 +3,7 @@
 Most requests are polls that get a 304. Request and response objects would cost more than the rest of such a poll.
 """
 
+from asyncio import WriteTransport
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from inspect import getclosurevars, isfunction
 from ipaddress import IPv6Address, ip_address
@@ -49,6 +50,10 @@ class ServerConnection(Protocol):
 
     def sends_by(self, send: Send) -> bool:
         """Whether `send` is the server's own, and its current response is sent in chunks."""
+
+    @property
+    def transport(self) -> WriteTransport:
+        """The transport of asyncio. While it holds no bytes back and is not closing, bytes may be written to it."""
 
     def write(self, data: bytes) -> bool:
         """Write bytes to the socket. False, and nothing is written, while the client does not read."""

@@ -125,6 +125,16 @@ class StreamResponse:
         if self.gone is not None:
             raise ReaderGone
 
+    @property
+    def transport(self) -> asyncio.WriteTransport | None:
+        """Where framed pieces may be written to directly, while it holds no bytes back."""
+        return self._direct.transport if self._direct is not None else None
+
+    def catch_up(self, sent: int, written_at: float) -> None:
+        """The crowd has written so many bytes of data, the last of them then."""
+        self._sent += sent
+        self.last_write = max(self.last_write, written_at)
+
     def put(self, piece: bytes, size: int) -> bool:
         """Write a framed piece with `size` bytes of data at once; False where that takes `write`."""
         if self._direct is None or not self._direct.write(piece):

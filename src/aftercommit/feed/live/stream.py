@@ -14,7 +14,6 @@ from aftercommit.errors import CursorGone, FeedsFailed
 from aftercommit.feed.declaration.cursor import Cursor, text_of
 from aftercommit.feed.declaration.entry import HeldVersion
 from aftercommit.feed.declaration.filters import Chosen
-from aftercommit.feed.live.blocks import Block
 from aftercommit.feed.live.endings import bye, hold, reset
 from aftercommit.feed.live.response import ReaderGone, StreamResponse
 from aftercommit.feed.live.stream_position import StreamPosition
@@ -74,7 +73,7 @@ class Stream:
         # Why the stream says goodbye, once it has to.
         self._ending: str | None = None
         self._held: HeldVersion | None = None
-        self._sleep = StreamSleep()
+        self._sleep = StreamSleep(self.position, self._response)
         self._rotate_at = source.streams.now + source.streams.rotation()
 
     async def serve(self, after: Cursor | None, limit: int, headers: list[Header], receive: Receive) -> None:
@@ -86,6 +85,7 @@ class Stream:
     def look(self, now: float) -> None:
         """Do what is due; the timer calls this about twice a second."""
         times, response = self._source.streams.times, self._response
+        self._sleep.catch_up()
         if not self._source.access.still_valid(self._reader):
             # A reader who may not read any more does not get what it was too slow to take, either.
             leave = self.end if response.sending_since is None else self.cut
@@ -121,16 +121,6 @@ class Stream:
                 self._source.streams.run_task(self._run())
             else:
                 self._close()
-
-    def take(self, block: Block, piece: bytes) -> None:
-        """Write what comes next, from the crowd."""
-        if not self._sleep.is_on:
-            # Already woken for something else, which may be its end.
-            return
-        if block.held is not None or (piece and not self._response.put(piece, len(block.data))):
-            self.wake()
-            return
-        self.position.move(block)
 
     def _keep_alive(self) -> None:
         """Send a heartbeat, without a task where that is possible."""

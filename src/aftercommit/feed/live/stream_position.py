@@ -72,6 +72,10 @@ class StreamPosition:
         self.told = self.place.number
         await self._response.write(sse.progress(self.strand.feed.cursor.format(self.place)))
 
+    def catch_up(self, place: Cursor, told: int) -> None:
+        """The crowd has written up to this place, and this number was the last in an id, if it wrote any."""
+        self.place, self.told = place, max(self.told, told)
+
     def move(self, block: Block) -> None:
         """The reader was sent this block."""
         self.place = block.place

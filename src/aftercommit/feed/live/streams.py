@@ -145,7 +145,7 @@ class Streams(Service):
         key = (id(strand), chosen)
         found = self._crowds.get(key)
         if found is None or found.blocks.strand is not strand:
-            found = self._crowds[key] = Crowd(Blocks(strand, chosen))
+            found = self._crowds[key] = Crowd(Blocks(strand, chosen), self)
         return found
 
     def room(self, user: str) -> "Room":
