@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from datetime import UTC, datetime
 
 import pytest
 
@@ -187,6 +188,21 @@ async def test_a_reader_at_another_place_is_in_a_group_of_its_own(feed: Feed):
     append(strand, 4)
     await settle()
     assert (ahead.numbers, other.numbers) == ([4], [2, 3, 4])
+
+
+async def test_no_reader_takes_over_the_time_in_the_cursor_of_another(feed: Feed):
+    strand = strand_with(feed, entry(1))
+    crowd = Crowd(Blocks(strand, EVERYTHING), Clock())
+    wrong = datetime(1999, 1, 1, tzinfo=UTC)
+    ahead = ReaderAtTheEnd(crowd, Cursor(2, wrong))
+    strand.add(entry(2))
+
+    # One cursor has milliseconds and the other has none: they are at the same event.
+    other, without_time = ReaderAtTheEnd(crowd, Cursor(2, strand.head_ts)), ReaderAtTheEnd(crowd, Cursor(2))
+
+    assert other.place == without_time.place == Cursor(2, strand.head_ts)
+    assert other.group is without_time.group
+    assert ahead.group is not other.group
 
 
 async def test_a_reader_does_not_join_a_group_that_was_written_to_later_than_itself(feed: Feed):

@@ -52,7 +52,7 @@ class Group:
 
     def has_room(self, place: Cursor, told: int, written_at: float) -> bool:
         """Whether a reader may join: it is at the same place, and what was written to the group, it has or is past."""
-        is_there = place.number == self.place.number and told >= self.told and written_at >= self.written_at
+        is_there = place == self.place and told >= self.told and written_at >= self.written_at
         return is_there and len(self.readers) < AT_ONCE
 
     def leave(self, reader: Waiting) -> None:
@@ -108,6 +108,8 @@ class Crowd:
         """
         if not self._groups:
             self.blocks.strand.changed().listeners[self._hear] = None
+        # The strand's own time of the place: no reader takes over what another one's cursor says.
+        place = self.blocks.strand.ring.cursor(place.number) or place
         group = self._groups[-1] if self._groups else None
         if group is None or not group.has_room(place, told, written_at):
             group = Group(self, place)
