@@ -17,6 +17,7 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.schema import migrate, partitions
 from aftercommit.schema.privileges import RUNTIME
 from tests.support.engine import Engine, connected, migrate_up, value
+from tests.support.old_schema import migrate_up_to
 from tests.support.shop import SCHEMA, OrderPlaced, shop_outbox
 
 VIEW = DeclaredView("inbound", {"event_id": "event_id", "event_type": "event_type", "body": "payload"}, writable=True)
@@ -75,6 +76,23 @@ def test_a_role_with_the_grants_can_publish(database, role):
 
     with connected(database) as connection:
         assert value(connection, f"select count(*) from {SCHEMA}.outbox") == 3
+
+
+def test_a_role_that_could_publish_before_the_doorbell_needs_no_new_grant(database, role):
+    outbox = shop_outbox()
+    with connected(database) as connection:
+        migrate_up_to(connection, outbox.shape, 10)
+        for granted in ("usage on schema shop", "insert on shop.outbox", "select on shop.relay"):
+            connection.execute(sql.SQL("grant {} to {}").format(sql.SQL(granted), sql.Identifier(role)))
+        connection.execute("insert into shop.relay (id, name, listening) values (gen_random_uuid(), 'asleep', true)")
+    migrate_up(database, outbox.shape)
+
+    with connected(database) as ears:
+        ears.execute(f'listen "{outbox.shape.publish_channel}"')
+        with connected(database, user=role, autocommit=False) as connection:
+            outbox.publish(connection, OrderPlaced("o-1"), tenant_id="acme")
+            connection.commit()
+        assert len(list(ears.notifies(timeout=60, stop_after=1))) == 1
 
 
 def test_a_role_with_the_grants_can_relay_and_look_after_partitions(database, role, monkeypatch):
@@ -177,7 +195,7 @@ def test_a_role_with_the_grants_finds_nothing_to_do_and_may_not_migrate(database
 
 
 def test_every_table_has_its_grants():
-    assert set(RUNTIME) - {"outbox_seq_seq"} == ENGINE_TABLES
+    assert set(RUNTIME) - {"outbox_seq_seq", "doorbell"} == ENGINE_TABLES
 
 
 def test_a_role_name_that_cannot_be_one_is_refused():

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from aftercommit.backoff import Constant
@@ -392,3 +393,47 @@ def test_a_relay_can_be_made_before_its_listener_is_started(shop: Shop) -> None:
         assert set(listener._events) == {shop.outbox.shape.publish_channel}
 
     asyncio.run(make())
+
+
+RINGS = "select pg_sequence_last_value('doorbell'::regclass) is not null"
+LISTENS = "insert into shop.relay (id, name, listening) values (gen_random_uuid(), %s, true)"
+
+
+async def test_a_relay_that_stops_listening_does_not_silence_one_that_begins_to(shop: Shop) -> None:
+    """It cannot see the other's row yet, so it waits for it."""
+    begins, stops = shop.connect(), shop.connect()
+    shop.rows("insert into relay (id, name, listening) values (gen_random_uuid(), 'stops', true) returning 1")
+    with begins, stops:
+        begins.execute(LISTENS, ["begins"])
+        stopping = asyncio.create_task(
+            asyncio.to_thread(stops.execute, "update shop.relay set listening = false where name = 'stops'")
+        )
+        await shop.value_becomes("select count(*) from pg_stat_activity where wait_event = 'advisory'", 1)
+        begins.commit()
+        await stopping
+        stops.commit()
+        assert shop.value(RINGS)
+        stops.execute("delete from shop.relay where listening")
+        stops.commit()
+        assert not shop.value(RINGS)
+
+
+def test_a_transaction_with_an_older_snapshot_rings(shop: Shop, ears: Ears) -> None:
+    """The doorbell is read past the snapshot, in which nobody listens yet."""
+    with shop.connect() as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("select count(*) from shop.relay")
+        with shop.connect() as relay:
+            relay.execute(LISTENS, ["asleep"])
+        shop.outbox.publish(connection, OrderPlaced("old", 1), tenant_id="acme")
+    assert ears.rings() == 1
+
+
+def test_a_heartbeat_sets_a_doorbell_that_was_lost(shop: Shop) -> None:
+    """As after a failover to a logical replica, which has the rows of tables but not the values of sequences."""
+    with shop.connect(autocommit=True) as relay:
+        relay.execute(LISTENS, ["asleep"])
+        relay.execute("select setval('shop.doorbell', 1, false)")
+        assert not shop.value(RINGS)
+        relay.execute("update shop.relay set seen_at = clock_timestamp(), listening = listening")
+    assert shop.value(RINGS)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aftercommit.outbox.adapters import AsyncTarget, SyncTarget
 
 MAX_PAYLOAD_BYTES = 1 << 20
+_SEVERAL = (list, tuple)
 
 Payload = TypeVar("Payload", bound=type[Any])
 
@@ -241,7 +242,7 @@ class Outbox:
         outbox declares one; a draft may have its own. A second publish with the same `idempotency_key` writes nothing
         and returns the ids of the first.
         """
-        listed = list(events) if isinstance(events, list | tuple) else [events]
+        listed = list(events) if isinstance(events, _SEVERAL) else [events]
         if idempotency_key is not None:
             idempotency_key = checked_key(idempotency_key)
         rows = self._inserter.rows(listed, scope, audience)

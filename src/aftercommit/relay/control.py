@@ -1,7 +1,7 @@
 """Keeps the lease of a relay, and watches which publishers have ended: what they wrote can no longer change.
 
 It is also the safety net of the doorbell. When publishers have ended, the carriers look once for what nobody rang for:
-an event from a plain INSERT, or from a REPEATABLE READ transaction that began before the relay slept.
+an event from a plain INSERT, or from an older release's REPEATABLE READ transaction that began before the relay slept.
 """
 
 import time

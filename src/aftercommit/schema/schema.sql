@@ -89,6 +89,30 @@ $$;
 
 COMMENT ON FUNCTION aftercommit.make_partitions() IS 'aftercommit:e9988072f28274d2';
 
+-- Name: set_doorbell(); Type: FUNCTION; Schema: aftercommit; Owner: -
+
+CREATE FUNCTION aftercommit.set_doorbell() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+declare
+    doorbell regclass := quote_ident(tg_table_schema) || '.doorbell';
+begin
+    -- A heartbeat of a relay that sleeps. After a failover to a server that has the rows and not the sequence, it is set here.
+    if tg_op = 'UPDATE' and old.listening = new.listening and pg_sequence_last_value(doorbell) is not null then
+        return null;
+    end if;
+    -- One at a time, or a relay that stops listening could miss one that begins to.
+    perform pg_advisory_xact_lock(hashtextextended('aftercommit doorbell', tg_relid::bigint));
+    perform setval(doorbell, 1, exists (select from "aftercommit".relay where listening));
+    return null;
+end
+$$;
+
+-- Name: FUNCTION set_doorbell(); Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON FUNCTION aftercommit.set_doorbell() IS 'Keeps the doorbell, with the rights of the owner: relays need none on the sequence.';
+
 -- Name: consumer; Type: TABLE; Schema: aftercommit; Owner: -
 
 CREATE TABLE aftercommit.consumer (
@@ -167,6 +191,20 @@ CREATE TABLE aftercommit.dead_letter_events (
 -- Name: TABLE dead_letter_events; Type: COMMENT; Schema: aftercommit; Owner: -
 
 COMMENT ON TABLE aftercommit.dead_letter_events IS 'Events that a consumer (or, under the name @relay, a transport) could not take: retrying, waiting behind one that is, or parked.';
+
+-- Name: doorbell; Type: SEQUENCE; Schema: aftercommit; Owner: -
+
+CREATE SEQUENCE aftercommit.doorbell
+    AS smallint
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1;
+
+-- Name: SEQUENCE doorbell; Type: COMMENT; Schema: aftercommit; Owner: -
+
+COMMENT ON SEQUENCE aftercommit.doorbell IS 'Set while a relay is listening: then publishers ring (NOTIFY). A sequence, because that is read by one function call, past any snapshot.';
 
 -- Name: log; Type: TABLE; Schema: aftercommit; Owner: -
 
@@ -1000,6 +1038,14 @@ ALTER INDEX aftercommit.log_event ATTACH PARTITION aftercommit.log_000002_id_idx
 -- Name: log_000002_pkey; Type: INDEX ATTACH; Schema: aftercommit; Owner: -
 
 ALTER INDEX aftercommit.log_pkey ATTACH PARTITION aftercommit.log_000002_pkey;
+
+-- Name: relay relay_listened; Type: TRIGGER; Schema: aftercommit; Owner: -
+
+CREATE TRIGGER relay_listened AFTER DELETE OR UPDATE OF listening ON aftercommit.relay FOR EACH ROW WHEN (old.listening) EXECUTE FUNCTION aftercommit.set_doorbell();
+
+-- Name: relay relay_listens; Type: TRIGGER; Schema: aftercommit; Owner: -
+
+CREATE TRIGGER relay_listens AFTER INSERT OR UPDATE OF listening ON aftercommit.relay FOR EACH ROW WHEN (new.listening) EXECUTE FUNCTION aftercommit.set_doorbell();
 
 -- Name: operation_event operation_event_operation_fkey; Type: FK CONSTRAINT; Schema: aftercommit; Owner: -
 

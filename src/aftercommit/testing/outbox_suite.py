@@ -28,6 +28,7 @@ from aftercommit.event.correlation import correlation
 from aftercommit.event.identity import uuid7
 from aftercommit.outbox import Outbox, Receipt
 from aftercommit.outbox.insert import COPY_FROM
+from aftercommit.outbox.row_maker import EARLIEST, LATEST
 from aftercommit.testing.bulk_cases import BulkCases
 from aftercommit.testing.publish_harness import PublishHarness
 from aftercommit.testing.publish_stage import (
@@ -102,6 +103,20 @@ class PublishSuite(BulkCases):
         expected = own | scope
         assert stage.ids() == [draft.event_id for draft in drafts]
         assert all(row[name] == value for row in stage.stored() for name, value in expected.items())
+
+    @case
+    async def test_a_time_is_kept_to_the_microsecond(self, stage: Stage) -> None:
+        """Whichever way it is sent: as seconds since 1970, which are a float, or as a timestamp."""
+        caller = await stage.caller()
+        epoch, tick = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+        last = epoch + timedelta(seconds=2**32)
+        moments = [EARLIEST, epoch - tick, epoch, epoch + tick, last - tick, last, LATEST - tick]
+        moments += [epoch + timedelta(seconds=42_949_672 * n, microseconds=n * 9_973) for n in range(100)]
+        await caller.begin()
+        for moment in moments:
+            await publish(caller, NOTE_TAKEN.draft({}, occurred_at=moment))
+        await caller.commit()
+        assert [row["occurred_at"] for row in stage.stored()] == moments
 
     @case
     async def test_tables_that_are_missing_or_older_are_refused_with_the_remedy(self, stage: Stage) -> None:

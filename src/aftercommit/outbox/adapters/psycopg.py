@@ -76,6 +76,11 @@ class Psycopg(SyncPublisher):
                 pipeline.sync()
         return self._connection.info.transaction_status in _INSIDE
 
+    def require_transaction(self) -> None:
+        """In one step for a connection that is not in autocommit mode, because this runs for every event."""
+        if self._connection.autocommit:
+            super().require_transaction()
+
     def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Run a statement on our own cursor, so that the caller's cursor and row factories do not matter."""
         psycopg.Cursor(self._connection, row_factory=_TUPLES).execute(_encoded(statement), parameters)
@@ -117,6 +122,11 @@ class AsyncPsycopg(AsyncPublisher):
             async with self._connection.pipeline() as pipeline:
                 await pipeline.sync()
         return self._connection.info.transaction_status in _INSIDE
+
+    async def require_transaction(self) -> None:
+        """In one step for a connection that is not in autocommit mode, because this runs for every event."""
+        if self._connection.autocommit:
+            await super().require_transaction()
 
     async def execute(self, statement: str, parameters: Sequence[Any]) -> None:
         """Run a statement on our own cursor, so that the caller's cursor and row factories do not matter."""
