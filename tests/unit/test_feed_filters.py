@@ -144,6 +144,22 @@ def test_any_payload_has_facets(payload: dict[str, Any]):
     assert found is None or not isinstance(value, str) or found == value[:255]
 
 
+TEXTS = some.none() | some.text(some.sampled_from('ab"\\\\/é😀\x00'), max_size=5) | some.integers(0, 9)
+
+
+@given(
+    some.lists(some.tuples(some.sampled_from(["level", "source", "le\\u0076el", "x"]), TEXTS), max_size=6),
+    some.booleans(),
+)
+def test_facets_that_are_read_in_one_step_are_those_that_are_read_one_by_one(held: list[tuple[str, Any]], ascii: bool):
+    members = [f'"{name}": {json.dumps(value, ensure_ascii=ascii)}' for name, value in held]
+    payload = f"{{{', '.join(members)}}}".encode()
+
+    one_by_one = facets(payload, a="level", b="source", c="level.deeper")[:2]
+
+    assert facets(payload, a="level", b="source") == one_by_one
+
+
 @pytest.mark.parametrize("path", ["", "a.", ".a", "a.0", "0", "a b", "a%", "a'b"])
 def test_a_facet_that_is_no_field_is_refused(path: str):
     with pytest.raises(DeclarationError, match="field names"):

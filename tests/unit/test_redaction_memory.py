@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aftercommit.redaction import WITHHELD, Redactor
@@ -38,6 +38,45 @@ def test_what_stands_in_another_field_or_line_makes_and_hides_no_match(lines: li
     seasoned.value(lines)
     for value in ({"a": parts[0], "b": parts[1]}, parts, {"c": whole}):
         assert seasoned.value(value) == Redactor().value(value)
+
+
+class Nothing(set[str]):
+    """A memory in which nothing is ever found."""
+
+    def __contains__(self, text: object) -> bool:
+        return False
+
+
+NAMES = (
+    "message level name value user password cookie token Authorization old new [redacted:email] a@example.com 7".split()
+)
+HELD = st.one_of(
+    *(PIECE, st.none(), st.booleans(), st.integers(), st.integers(0, 10**6)),
+    st.sampled_from(["password", "cookie", "phone", "hunter2", "5550100"]),
+    st.sampled_from(["INFO", "4111111111111111", "2026-01-01T00:00:00Z", "0190b2c4-1111-7222-8333-444455556666"]),
+)
+NESTED = st.recursive(
+    HELD,
+    lambda held: (
+        st.lists(held, max_size=3) | st.dictionaries(st.one_of(st.sampled_from(NAMES), PIECE), held, max_size=5)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from([*NAMES, 7]), NESTED, max_size=6), min_size=1, max_size=3))
+@settings(max_examples=examples(200), deadline=None)
+@example([{"name": "password", "value": "hunter2"}, {"name": "level", "value": "hunter2"}])
+@example([{"home": "5550100"}, {"phone": {"home": "5550100", "work": ["5550100"]}}])
+@example([{"[redacted:email]": 1}, {"a@example.com": 1, "[redacted:email]": 2}])
+def test_fields_that_are_known_take_a_shorter_way_to_the_same(values: list[dict[Any, Any]]) -> None:
+    seasoned, careful = Redactor(), Redactor()
+    careful._silent, careful._plain = Nothing(), Nothing()
+    for _ in range(2):
+        for value in values:
+            shown = seasoned.value(value)
+            assert shown == careful.value(value)
+            assert list(map(type, shown.values())) == list(map(type, careful.value(value).values()))
 
 
 @pytest.mark.parametrize("unit", UNITS)

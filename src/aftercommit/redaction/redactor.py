@@ -91,6 +91,8 @@ class Redactor:
         self._own = [_own_rule(kind, pattern) for kind, pattern in (patterns or {}).items()]
         self._rules += self._own
         self._known: dict[str, tuple[str | None, str]] = {}
+        # Those of the known names that say nothing about their values.
+        self._silent: set[str] = set()
         # Texts in which nothing was found, and how many matches were checked. Texts with a secret are never kept.
         self._clean: dict[str, int] = {}
         # Short texts in which no rule can find anything, like a level or the name of a service.
@@ -117,11 +119,13 @@ class Redactor:
 
     def _redacted(self, value: str, looks: LookBudget) -> str:
         if not self._own:
+            if is_plain(value):
+                # A run of digits that is a number of something is longer than what is plain by its length.
+                if len(value) <= _LONGEST_PLAIN:
+                    self._remember_plain(value)
+                return value
             if value.isdigit() and value.isascii():
                 return self._mark_of(kind_of_text_of_digits(value)) or value
-            if is_plain(value):
-                self._remember_plain(value)
-                return value
         if not looks.add(len(value)):
             return WITHHELD
         spent = self._clean.get(value)
@@ -141,10 +145,9 @@ class Redactor:
         return value
 
     def _remember_plain(self, value: str) -> None:
-        if len(value) <= _LONGEST_PLAIN:
-            if len(self._plain) >= _MOST_KNOWN:
-                self._plain.clear()
-            self._plain.add(value)
+        if len(self._plain) >= _MOST_KNOWN:
+            self._plain.clear()
+        self._plain.add(value)
 
     def _found(self, rules: Iterable[RedactionRule], text: str, looks: LookBudget) -> list[Span]:
         lowered = text.lower()
@@ -230,7 +233,18 @@ class Redactor:
         alike: dict[str, int] = {}
         # Headers, cookies and changes are often recorded as {"name": …, "value": …}.
         pair = None if _VALUES.isdisjoint(value) else self._kind_of_pair(value)
+        is_usual = above is None and pair is None and not self._own
         for name, held in value.items():
+            # Most fields have a name that says nothing and a value like a level, an id, a time or a count.
+            if is_usual and name in self._silent and name not in shown:
+                if type(held) is str:
+                    is_clean = held in self._plain or (len(held) > _LONGEST_PLAIN and is_plain(held))
+                    shown[name] = held if is_clean else self._text(held, looks)
+                elif type(held) is int and -_LEAST_NUMBER < held < _LEAST_NUMBER:
+                    shown[name] = held
+                else:
+                    shown[name] = self._walk(held, depth - 1, None, looks)
+                continue
             key = name if isinstance(name, str) else str(name)
             kind, free = self._known.get(key) or self._named(key, looks)
             if kind == JAR and not isinstance(held, str):
@@ -239,9 +253,7 @@ class Redactor:
                 kind = pair
             if free in shown:
                 free = _apart(free, shown, alike)
-            kind = kind or above
-            is_plain_text = kind is None and isinstance(held, str) and held in self._plain
-            shown[free] = held if is_plain_text else self._walk(held, depth - 1, kind, looks)
+            shown[free] = self._walk(held, depth - 1, kind or above, looks)
         return shown
 
     def _kind_of_pair(self, value: Mapping[Any, Any]) -> str | None:
@@ -261,7 +273,10 @@ class Redactor:
         if shown == name and len(name) <= _LONGEST_KNOWN:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
+                self._silent.clear()
             self._known[name] = kind, shown
+            if kind is None:
+                self._silent.add(name)
         return kind, shown
 
     def _kind_of(self, name: str) -> str | None:

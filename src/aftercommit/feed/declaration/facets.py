@@ -5,7 +5,7 @@ the ring in memory and the indexes of history agree on every event.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ _UNREADABLE: Final = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
 # publish() refuses a payload of this depth, but SQL can insert one. A decoder fails where the interpreter's stack ends:
 # at about 1,000 levels in Python 3.11, and 10,000 in some versions of 3.13. So we count the depth ourselves.
 _MAX_DEPTH: Final = 500
+# A payload that is deeper is longer than this: each level has two brackets.
+_LEAST_DEEP: Final = 2 * _MAX_DEPTH
 _ESCAPE: Final = re.compile(rb"\\.", re.DOTALL)
 _STEPS: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in _STEPS)
@@ -41,11 +43,19 @@ class Facets:
         self.paths = tuple(_path(feed, name, each) for name, each in declared.items())
         self._functions = tuple(None if isinstance(each, str) else each for each in declared.values())
         self._has_paths = any(path is not None for path in self.paths)
+        self._decode_texts = _decoder_of_texts(self.paths)
 
     def of(self, payload: bytes, event: LogEvent[Any] | None) -> tuple[str | None, ...]:
         """The values for one event; without a typed event, those of functions are UNKNOWN."""
         if not self.names:
             return ()
+        if self._decode_texts is not None and len(payload) <= _LEAST_DEEP and b"\\u" not in payload:
+            try:
+                texts = msgspec.structs.astuple(self._decode_texts(payload))
+                return tuple([text and text[:LONGEST_FACET] for text in texts])
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                # A value that is no text, or no object at all.
+                pass
         stored = _fields(payload) if self._has_paths else None
         return tuple(
             _at(stored, path) if path is not None else _asked(function, event)
@@ -64,6 +74,17 @@ def _path(feed: str, name: str, declared: str | Function) -> tuple[str, ...] | N
             "or _ first) joined by dots, or a function of the event"
         )
     return path
+
+
+def _decoder_of_texts(paths: Sequence[tuple[str, ...] | None]) -> Callable[[bytes], msgspec.Struct] | None:
+    """Reads all facets in one step, where all are fields of the payload itself. It refuses what is not a text."""
+    names = [path[0] for path in paths if path is not None and len(path) == 1]
+    if not names or len(set(names)) < len(paths):
+        return None
+    # A field of the class is named after its place, because the name in the payload can be a keyword.
+    places = {f"at_{place}": name for place, name in enumerate(names)}
+    fields = [(place, str | None, None) for place in places]
+    return msgspec.json.Decoder(msgspec.defstruct("FacetTexts", fields, rename=places, gc=False)).decode
 
 
 def _asked(function: Function | None, event: LogEvent[Any] | None) -> str | None:

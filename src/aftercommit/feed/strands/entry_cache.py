@@ -21,6 +21,7 @@ class _Made(NamedTuple):
     rules: str
     stored: StoredEvent
     entry: Entry
+    size: int
 
 
 class EntryCache:
@@ -48,18 +49,13 @@ class EntryCache:
         if entry.withheld or entry.held is not None:
             return
         place = feed, stored.record.event_id
-        self._drop(place)
-        made = _Made(rules, stored, entry)
-        self._made[place] = made
-        self.used += _size(made)
+        if place in self._made:
+            self._drop(place)
+        size = len(entry.body) + len(stored.record.payload) + _AROUND
+        self._made[place] = _Made(rules, stored, entry, size)
+        self.used += size
         while self.used > self._most:
-            self.used -= _size(self._made.popitem(last=False)[1])
+            self.used -= self._made.popitem(last=False)[1].size
 
     def _drop(self, place: tuple[Feed, UUID]) -> None:
-        made = self._made.pop(place, None)
-        if made is not None:
-            self.used -= _size(made)
-
-
-def _size(made: _Made) -> int:
-    return len(made.entry.body) + len(made.stored.record.payload) + _AROUND
+        self.used -= self._made.pop(place).size

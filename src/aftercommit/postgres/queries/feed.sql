@@ -1,8 +1,9 @@
 -- name: feed_plan
 -- The statements of a feed are planned once, maybe while the log is empty, with unknown keys. Each has an index in its own order, which
--- stays right however full the log gets.
+-- stays right however full the log gets. To plan the statement of a page takes longer than to run it.
 select set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
-       set_config('enable_sort', 'off', false), set_config('enable_incremental_sort', 'off', false)
+       set_config('enable_sort', 'off', false), set_config('enable_incremental_sort', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false)
 
 -- name: feed_columns
 -- An event as feeds read it, in the order of `feed_rows` in records.py.
@@ -53,39 +54,47 @@ order by position
 -- kept   the first event that is still kept, of this stream or (by position) of the log
 -- known  the highest number so far, and its time
 -- Then the base of the current life, how many events after the cursor are no longer kept, and the page.
-select place.ts, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz, coalesce(upper(head.gaps) - 1, 0),
-       {schema}.given({gaps}, least(%(place)s::bigint, 9223372036854775806), coalesce(kept.first - 1, ({known})::bigint)), page.*
-from {schema}.head
-left join (
-    {place}
-) place on true
-left join (
-    {kept}
-) kept on true
-left join lateral (
+-- The first row has the state and no event, the others have an event and no state, which is so computed and sent once.
+select state.*, page.*
+from (
+    select place.ts as place_ts, kept.first, kept.ts as first_ts, ({known})::bigint as known, head.epoch, ({known_ts})::timestamptz as known_ts,
+           coalesce(upper(head.gaps) - 1, 0) as base,
+           {schema}.given({gaps}, least(%(place)s::bigint, 9223372036854775806), coalesce(kept.first - 1, ({known})::bigint)) as dropped
+    from {schema}.head
+    left join (
+        {place}
+    ) place on true
+    left join (
+        {kept}
+    ) kept on true
+) state
+full join (
     {page}
-) page on true
-order by page.{number}
+) page on false
+order by page.{number} nulls first
 
 -- name: feed_load
 -- The present state of a strand: the newest events, what is kept, how many there are, and the gaps. A stream without an event in the
--- current life of the log continues above its base.
-select ({total})::bigint, kept.first, kept.ts, ({known})::bigint, head.epoch, ({known_ts})::timestamptz,
-       array(
-           select array[lower(gap), upper(gap) - 1]
-           from unnest(coalesce({gaps}, '{{}}') + int8multirange(int8range(
-               coalesce(({known})::bigint, 0) + 1, greatest(coalesce(({known})::bigint, 0) + 1, upper(head.gaps))
-           ))) gap
-           order by 1
-       ), page.*
-from {schema}.head
-left join (
-    {kept}
-) kept on true
-left join lateral (
+-- current life of the log continues above its base. The first row has the state and no event, the others have an event and no state.
+select state.*, page.*
+from (
+    select ({total})::bigint as total, kept.first, kept.ts as first_ts, ({known})::bigint as known, head.epoch, ({known_ts})::timestamptz as known_ts,
+           array(
+               select array[lower(gap), upper(gap) - 1]
+               from unnest(coalesce({gaps}, '{{}}') + int8multirange(int8range(
+                   coalesce(({known})::bigint, 0) + 1, greatest(coalesce(({known})::bigint, 0) + 1, upper(head.gaps))
+               ))) gap
+               order by 1
+           ) as gaps
+    from {schema}.head
+    left join (
+        {kept}
+    ) kept on true
+) state
+full join (
     {page}
-) page on true
-order by page.{number}
+) page on false
+order by page.{number} nulls first
 
 -- name: feed_moment
 -- The last event of a strand before a time, by bisection: times do not run backwards along the numbers, so each step looks up one event
