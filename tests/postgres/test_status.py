@@ -290,6 +290,16 @@ class TestLimits:
         result = CliRunner().invoke(cli, [*said, "--dsn", "postgresql://127.0.0.1:1/x"])
         assert result.exit_code == 2, result.output
 
+    def test_a_glance_has_the_same_figures_as_the_overview(self, shop: Shop) -> None:
+        shop.place("o-1")
+        shop.rows("insert into consumer (name, position, declared_by) values ('recorder', 0, '') returning 1")
+        with OverviewReader(shop.database, shop.outbox.shape) as look:
+            whole, glanced = look.now(), look.glance(Statements(shop.outbox.shape))
+        assert glanced.pending == whole.pending == 1
+        assert [each.name for each in glanced.consumers] == [each.name for each in whole.consumers] == ["recorder"]
+        same = ("outbox", "retrying", "failed", "head", "dead_letters", "version_waits")
+        assert all(getattr(glanced, name) == getattr(whole, name) for name in same)
+
     def test_a_look_that_the_server_cancels_is_not_taken_for_an_outage(self, shop: Shop) -> None:
         def cancelled(connection: psycopg.Connection[Any]) -> Shape:
             connection.execute("set statement_timeout = 100")

@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
+from rich.live import Live
 
-from aftercommit.cli.dashboard import Screenful
+from aftercommit.cli.dashboard import LivePanel, Screenful
 from aftercommit.cli.figures import Figures
 from aftercommit.cli.logs import BriefFormatter, TextFormatter, WithoutTraceback, logging_to
 from aftercommit.cli.recent import RecentLines, ends_are_heard
-from aftercommit.operate.overview import ConsumerState, Overview
+from aftercommit.operate.overview import ConsumerState, Overview, RelayState
 from aftercommit.postgres.resilience import logger as database_logger
 from aftercommit.telemetry import JsonFormatter, log_event
 
@@ -157,3 +160,29 @@ def test_an_outage_that_is_over_for_everybody_is_not_shown_any_more() -> None:
     assert "bot_not_connected" in lasting, "it is seen again"
     assert line.startswith("2× ")
     assert "database_is_back" in line
+
+
+def test_the_panel_is_drawn_again_only_when_something_has_changed() -> None:
+    """A figure, a log line or the size of the terminal. What is not shown, like the age of a report, is no change."""
+    written, recent = StringIO(), RecentLines(BriefFormatter())
+    console = Console(file=written, force_terminal=True, width=80, height=25)
+    seen = Overview("shop", 0, 0.0, 0, 0, 7, (), (RelayState("r", 0.1, 64),), ())
+    with Live(console=console, auto_refresh=False) as live:
+        panel = LivePanel(live, recent)
+
+        def draws(seen: Overview, figures: Figures = FIGURES) -> bool:
+            before = written.tell()
+            panel.show([("shop", seen, figures)])
+            return written.tell() > before
+
+        assert draws(seen)
+        assert not draws(replace(seen, relays=(RelayState("r", 1.1, 64),)))
+        assert draws(replace(seen, head=8))
+        assert not draws(replace(seen, head=8))
+        assert draws(replace(seen, head=8), replace(FIGURES, handled=1))
+        assert draws(seen)
+        said(recent, logging.WARNING, "relay_is_slow")
+        assert draws(seen)
+        assert not draws(seen)
+        console.size = ConsoleDimensions(60, 20)
+        assert draws(seen)

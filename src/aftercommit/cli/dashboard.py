@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -19,6 +20,7 @@ from aftercommit.cli.recent import RecentLines
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.operate.overview import Overview
 from aftercommit.outbox import Outbox
+from aftercommit.postgres.statements import Statements
 from aftercommit.service import Service
 
 Seen = Overview | DatabaseUnavailable
@@ -49,7 +51,7 @@ class Dashboard(Service):
     ) -> None:
         """Shows a panel with the `recent` log lines; without `recent`, plain lines."""
         super().__init__()
-        self._views = [(reader, outbox, RateWindow(outbox.meter)) for outbox in outboxes]
+        self._views = [(reader, outbox, Statements(outbox.shape), RateWindow(outbox.meter)) for outbox in outboxes]
         self._interval = interval_seconds
         self._recent = recent
 
@@ -67,13 +69,30 @@ class Dashboard(Service):
             return
         recent = self._recent
         with Live(console=Console(highlight=False), auto_refresh=False) as live:
-            yield lambda sights: live.update(Screenful(sights, recent.lines), refresh=True)
+            yield LivePanel(live, recent).show
 
 
-def _sight(reader: OverviewReader, outbox: Outbox, window: RateWindow) -> Sight:
+class LivePanel:
+    """The panel on a terminal. It is drawn again only if it has changed: drawing costs more than reading."""
+
+    def __init__(self, live: Live, recent: RecentLines) -> None:
+        self._live = live
+        self._recent = recent
+        self._shown: Any = None
+
+    def show(self, sights: Sequence[Sight]) -> None:
+        """Show this state, and the recent log lines."""
+        lines = self._recent.lines
+        shown = [list(_rows(seen, figures)) for _, seen, figures in sights], lines, self._live.console.size
+        if shown != self._shown:
+            self._shown = shown
+            self._live.update(Screenful(sights, lines), refresh=True)
+
+
+def _sight(reader: OverviewReader, outbox: Outbox, statements: Statements, window: RateWindow) -> Sight:
     """An outbox: its name, the state of its tables, and the figures of this process."""
     try:
-        seen: Seen = reader.now(outbox.shape)
+        seen: Seen = reader.glance(statements)
     except DatabaseUnavailable as problem:
         seen = problem
     return outbox.schema, seen, replace(window.figures(), has_consumers=bool(outbox.consumers))

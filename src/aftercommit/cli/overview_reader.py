@@ -1,14 +1,18 @@
 """Reads the state of outboxes repeatedly, on one connection; after an outage, on a new one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import psycopg
 
 from aftercommit.errors import DatabaseUnavailable
-from aftercommit.operate.overview import Overview, overview
+from aftercommit.operate.overview import Overview, glance, overview
 from aftercommit.postgres.database import Database, not_connected
 from aftercommit.postgres.shape import Shape
+from aftercommit.postgres.statements import Statements
+
+_MOST_PREPARED = 1000
 
 FindShape = Callable[[psycopg.Connection[Any]], Shape]
 
@@ -22,14 +26,26 @@ class OverviewReader:
         self._shape = shape
         self._connection: psycopg.Connection[Any] | None = None
 
-    def now(self, shape: Shape | None = None) -> Overview:
-        """The present overview, or that of another outbox; DatabaseUnavailable during an outage."""
+    def now(self) -> Overview:
+        """The present overview; DatabaseUnavailable during an outage."""
+        with self._connected() as connection:
+            if not isinstance(self._shape, Shape):
+                self._shape = self._shape(connection)
+            return overview(connection, self._shape)
+
+    def glance(self, statements: Statements) -> Overview:
+        """What a panel shows of one of several outboxes; DatabaseUnavailable during an outage."""
+        with self._connected() as connection:
+            return glance(connection, statements)
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
         try:
             if self._connection is None:
                 self._connection = self._database.connect_sync()
-            if not isinstance(self._shape, Shape):
-                self._shape = self._shape(self._connection)
-            return overview(self._connection, shape or self._shape)
+                # The same statements again and again, for each outbox its own: none is planned twice.
+                self._connection.prepared_max = _MOST_PREPARED
+            yield self._connection
         except psycopg.errors.QueryCanceled as problem:
             raise DatabaseUnavailable(
                 f"PostgreSQL cancelled a query about the outbox: {problem.diag.message_primary}. Try again, or give "

@@ -1,6 +1,6 @@
 """The state of an outbox, read from its tables in one transaction. Changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 
 from aftercommit.errors import DatabaseUnavailable, SchemaDrift, SchemaNotMigrated
 from aftercommit.operate.blockers import Blocker, find_blockers
@@ -22,6 +23,8 @@ from aftercommit.text import MIGRATE, utc_second
 # A relay reports several times within its lease. One without lanes counts as alive for this long after its last report.
 SILENCE_SECONDS = 15.0
 _MINUTE = 60.0
+
+Rows = Callable[[str], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,31 +195,12 @@ def require_outbox(connection: psycopg.Connection[Any], shape: Shape) -> None:
 
 def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
     """The present state of an outbox; SchemaNotMigrated if there is none."""
-    statements, ask = Statements(shape), asking(connection)
-
-    def rows(query: str) -> Any:
-        return ask(statements.render(query), {})
-
+    rows = _asking(connection, Statements(shape))
     with explained(connection, shape), connection.transaction():
-        rows("overview_patience")
-        found = rows("overview_outbox")
-        if not found:
-            raise SchemaDrift(": ".join(empty_head(shape)))
-        pending, oldest_seconds, retrying, failed, head, waiting = found[0]
+        seen, waiting = _glanced(rows, shape)
         appended, written = rows("overview_minute")[0]
-        waits = tuple(VersionWait(*row) for row in rows("overview_version_waits"))
-        if any(wait.behind_the_bus for wait in waits):
-            oldest_seconds = rows("overview_oldest")[0][0]
-        return Overview(
-            shape.schema,
-            pending,
-            oldest_seconds,
-            retrying,
-            failed,
-            head,
-            consumers=tuple(ConsumerState(*row) for row in rows("overview_consumers")),
-            relays=tuple(_relay(*row) for row in rows("overview_relays")),
-            dead_letters=tuple(DeadLetterCount(*row) for row in rows("overview_dead_letters")),
+        return replace(
+            seen,
             published_rate=None if written is None else (written + waiting) / _MINUTE,
             delivered_rate=None if appended is None else appended / _MINUTE,
             free_lanes=rows("overview_lanes")[0][0],
@@ -224,8 +208,49 @@ def overview(connection: psycopg.Connection[Any], shape: Shape) -> Overview:
             upkeep=tuple(_upkeep(*row) for row in rows("overview_upkeep")),
             holders=find_blockers(connection, shape),
             life=next((LifeState(*row) for row in rows("overview_life")), None),
-            version_waits=waits,
         )
+
+
+def glance(connection: psycopg.Connection[Any], statements: Statements) -> Overview:
+    """What the panel of `aftercommit up` shows of an outbox: backlog, log, consumers, relays and dead letters alone."""
+    shape = statements.shape
+    with explained(connection, shape), connection.transaction():
+        return _glanced(_asking(connection, statements), shape)[0]
+
+
+def _asking(connection: psycopg.Connection[Any], statements: Statements) -> Rows:
+    """Queries by their name, independent of the row and cursor factories of the connection."""
+
+    def rows(query: str) -> Sequence[Any]:
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            return cursor.execute(statements[query]).fetchall()
+
+    return rows
+
+
+def _glanced(rows: Rows, shape: Shape) -> tuple[Overview, int]:
+    """The overview without what only operators ask for, and how many events of the last minute are still pending."""
+    rows("overview_patience")
+    found = rows("overview_outbox")
+    if not found:
+        raise SchemaDrift(": ".join(empty_head(shape)))
+    pending, oldest_seconds, retrying, failed, head, waiting = found[0]
+    waits = tuple(VersionWait(*row) for row in rows("overview_version_waits"))
+    if any(wait.behind_the_bus for wait in waits):
+        oldest_seconds = rows("overview_oldest")[0][0]
+    seen = Overview(
+        shape.schema,
+        pending,
+        oldest_seconds,
+        retrying,
+        failed,
+        head,
+        consumers=tuple(ConsumerState(*row) for row in rows("overview_consumers")),
+        relays=tuple(_relay(*row) for row in rows("overview_relays")),
+        dead_letters=tuple(DeadLetterCount(*row) for row in rows("overview_dead_letters")),
+        version_waits=waits,
+    )
+    return seen, waiting
 
 
 def empty_head(shape: Shape) -> tuple[str, str]:
