@@ -195,7 +195,7 @@ def test_a_role_with_the_grants_finds_nothing_to_do_and_may_not_migrate(database
 
 
 def test_every_table_has_its_grants():
-    assert set(RUNTIME) - {"outbox_seq_seq", "doorbell"} == ENGINE_TABLES
+    assert set(RUNTIME) - {"outbox_seq_seq"} == ENGINE_TABLES
 
 
 def test_a_role_name_that_cannot_be_one_is_refused():

@@ -43,14 +43,13 @@ def watched(database: str) -> str:
 
 @pytest.fixture
 def role(watched: str) -> Iterator[str]:
-    """A role that may insert into the outbox and find a sleeping relay, and nothing else."""
+    """A role that may insert into the outbox, and nothing else."""
     name = f"writer_{uuid4().hex[:8]}"
     with connected(watched) as connection:
         for statement in (
             "create role {} login",
             "grant usage on schema publish_suite to {}",
             "grant insert on publish_suite.outbox to {}",
-            "grant select on publish_suite.relay to {}",
         ):
             connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
         yield name

@@ -63,9 +63,7 @@ class SqlMigration:
         transactional = _CONCURRENTLY.split(self.text)[0]
         body = Statements(shape).render(
             "apply_migration",
-            text=sql.SQL(transactional).format(
-                schema=sql.Identifier(shape.schema), schema_name=sql.Literal(shape.schema)
-            ),
+            text=sql.SQL(transactional).format(schema=sql.Identifier(shape.schema)),
             version=sql.Literal(self.version),
             migration_name=sql.Literal(self.name),
             checksum=sql.Literal(self.checksum),

@@ -21,7 +21,6 @@ RUNTIME: Mapping[str, str] = {
     "log": "select, insert",
     "stream": "select, insert, update",
     "relay": "select, insert, update, delete",
-    "doorbell": "select",
     "lane": "select, update",
     "published_key": "select, insert, delete",
     "consumer": "select, insert, update, delete",
