@@ -163,7 +163,7 @@ def test_an_outage_that_is_over_for_everybody_is_not_shown_any_more() -> None:
 
 
 def test_the_panel_is_drawn_again_only_when_something_has_changed() -> None:
-    """A figure, a log line or the size of the terminal. What is not shown, like the age of a report, is no change."""
+    """A figure, a log line or the size of the terminal. What is not shown does not count: the age of a report."""
     written, recent = StringIO(), RecentLines(BriefFormatter())
     console = Console(file=written, force_terminal=True, width=80, height=25)
     seen = Overview("shop", 0, 0.0, 0, 0, 7, (), (RelayState("r", 0.1, 64),), ())

@@ -15,7 +15,7 @@ import psycopg
 
 from aftercommit.consumer.calls import Calls, HandlerCall
 from aftercommit.consumer.log_follower import LogFollower, SharedParts
-from aftercommit.consumer.runner import LONGEST_IDLE_MS
+from aftercommit.consumer.runner import idle_timeout_ms
 from aftercommit.consumer.slice_executor import SliceExecutor
 from aftercommit.consumer.slices import Query, Script, SliceFailed, SliceItem, SliceResult, calls_of, ended_by, prepare
 from aftercommit.errors import AftercommitError, LeaseLost
@@ -91,7 +91,7 @@ class JointSlices:
         )
 
     async def _handle(self, group: Sequence[LogFollower], reading: AsyncConnection) -> None:
-        """Handle the next events of these consumers. Whoever still has work after that is started alone."""
+        """Handle the next events of these consumers. Those that still have work afterwards are started alone."""
         status, after = group[0].status, group[0].position
         page = await self._shared.latest.read(reading, after, status.head) if status is not None else None
         if page is None:
@@ -133,7 +133,7 @@ class JointSlices:
             "after": after,
             "ids": uuid_array({item.record.event_id for member in members for item in member.items}),
             "server_started": members[0].follower.parts.runner.server_started,
-            "patience": str(min(LONGEST_IDLE_MS, int((MOST_SECONDS * 1.5 + lease.seconds) * 1000))),
+            "patience": idle_timeout_ms(MOST_SECONDS, lease.seconds),
         }
         closing = {"token": lease.token, "lease": lease.seconds, "position": upto}
         script = _script(members, Query("begin_joint_slice", opening, prepared=True), closing)
@@ -155,20 +155,20 @@ def _script(members: Sequence[Member], begin: Query, closing: dict[str, Any]) ->
     held, *_ = yield begin
     if not held:
         raise LeaseLost("a consumer was taken over, paused or moved, or has handled an event: nothing was written")
-    items = [item for member in members for item in member.items]
+    owned = [(item, member.follower.name) for member in members for item in member.items]
+    items = [item for item, _ in owned]
     calls = Calls(calls_of(items, range(len(items))))
     ended: HandlerCall | None = yield calls
     left = calls.calls[calls.next].place if calls.next < len(calls.calls) else len(items)
     handled = left if ended is None else ended.last_place + 1
     done = _done(members, handled if ended is None else ended.place)
-    of_whom = [(item, member.follower.name) for member in members for item in member.items][:handled]
     yield Query(
         "finish_joint_slice",
         {
             **closing,
             "checkpoints": text_array(member.follower.name for member in done),
-            "ids": uuid_array(item.record.event_id for item, _ in of_whom),
-            "consumers": text_array(name for _, name in of_whom),
+            "ids": uuid_array(item.record.event_id for item in items[:handled]),
+            "consumers": text_array(name for _, name in owned[:handled]),
         },
     )
     if ended is not None:

@@ -24,6 +24,14 @@ logger = logging.getLogger("aftercommit.consumer")
 LONGEST_IDLE_MS: Final = 2**31 - 1
 
 
+def idle_timeout_ms(timeout: float, extra: float) -> str:
+    """How many milliseconds the server waits for a silent handler before it ends the transaction.
+
+    When a machine dies, its worker's locks are free after that time. A live worker times out earlier.
+    """
+    return str(min(LONGEST_IDLE_MS, int((timeout * 1.5 + extra) * 1000)))
+
+
 class SlicePolicy(ABC):
     """How a runner goes through a list of events: from the log, as dead letters, or behind the bus.
 
@@ -85,11 +93,8 @@ class Runner:
         self._alone = False
 
     def idle_timeout_ms(self, extra: float) -> str:
-        """How many milliseconds the server waits for a silent handler before it ends the transaction.
-
-        When a machine dies, its worker's locks are free after that time. A live worker times out earlier.
-        """
-        return str(min(LONGEST_IDLE_MS, int((self.consumer.timeout * 1.5 + extra) * 1000)))
+        """How many milliseconds the server waits for a silent handler of this consumer."""
+        return idle_timeout_ms(self.consumer.timeout, extra)
 
     async def slice(
         self, items: Sequence[SliceItem], begin: Query, finish: Finish, *, survives: bool = False, guard_events: int = 0

@@ -54,7 +54,7 @@ class Facets:
                 texts = msgspec.structs.astuple(self._decode_texts(payload))
                 return tuple([text and text[:LONGEST_FACET] for text in texts])
             except (msgspec.DecodeError, UnicodeDecodeError):
-                # A value that is no text, or no object at all.
+                # A value is not a text, or the payload is not an object.
                 pass
         stored = _fields(payload) if self._has_paths else None
         return tuple(
