@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 RELAY_SQL = "src/aftercommit/postgres/queries/relay.sql"
+DUE_SQL = "src/aftercommit/postgres/queries/due.sql"
 LEASE_SQL = "src/aftercommit/postgres/queries/lease.sql"
 SLICES_SQL = "src/aftercommit/postgres/queries/slices.sql"
 PUBLISH_SQL = "src/aftercommit/postgres/queries/publish.sql"
@@ -217,7 +218,7 @@ BUGS = (
     _bug(
         "under strict ordering the relay goes on behind a failed event",
         Edit(
-            RELAY_SQL,
+            DUE_SQL,
             """  and not exists (
       select from {schema}.outbox held
       where held.aggregate_type = o.aggregate_type and held.aggregate_id = o.aggregate_id and held.seq < o.seq
