@@ -17,6 +17,7 @@ from aftercommit.errors import TransportUnavailable
 from aftercommit.outbox import Outbox
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.listen import Listener
+from aftercommit.postgres.shared import SharedConnections
 from aftercommit.relay import Relay, RelaySettings
 from aftercommit.relay.transport import Transport
 from aftercommit.relay.transports import BusTransport, LogTransport
@@ -111,8 +112,15 @@ async def _relay(part: Part) -> None:
             drain_seconds=3.0,
         )
         transport = _transport(part, outbox, database)
-        relay = Relay(outbox, database, transport, settings=settings, listener=listener, name=name, probe=probe)
-        return [relay, *([listener] if listener else [])]
+        shared: dict[str, Any] = {
+            "listener": listener,
+            "connections": SharedConnections(database),
+            "probe": probe,
+        }
+        workers = [_worker(part, outbox, database, **shared)] if part.consumers else []
+        hand_over = workers[0].news if workers else None
+        relay = Relay(outbox, database, transport, settings=settings, name=name, hand_over=hand_over, **shared)
+        return [relay, *workers, *([listener] if listener else [])]
 
     await _serve(part, services)
 
@@ -124,16 +132,19 @@ async def _work(part: Part) -> None:
 
     def services() -> list[Service]:
         listener = Listener(database, probe) if part.listen else None
-        settings = WorkerSettings(
-            lease_seconds=part.lease,
-            page_size=part.options.get("page_size", 100),
-            max_connections=part.options.get("max_connections"),
-        )
-        consumers = [outbox.consumers[name] for name in part.consumers]
-        worker = LogWorker(outbox, consumers, database, settings=settings, listener=listener, probe=probe)
+        worker = _worker(part, outbox, database, listener=listener, probe=probe)
         return [worker, *([listener] if listener else [])]
 
     await _serve(part, services)
+
+
+def _worker(part: Part, outbox: Outbox, database: Database, **shared: Any) -> LogWorker:
+    settings = WorkerSettings(
+        lease_seconds=part.lease,
+        page_size=part.options.get("page_size", 100),
+        max_connections=part.options.get("max_connections"),
+    )
+    return LogWorker(outbox, [outbox.consumers[name] for name in part.consumers], database, settings=settings, **shared)
 
 
 async def _serve(part: Part, services: Callable[[], list[Service]]) -> None:

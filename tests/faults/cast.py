@@ -283,6 +283,7 @@ def everybody(folder: Path, dsn: str, lease: float, *, hostile: bool = False) ->
                 f"relay-{outbox}-{number}",
                 "relay",
                 outbox=outbox,
+                consumers=workload.BESIDE_RELAY if outbox == workload.BOOK else (),
                 listen=number != 1,
                 options={"carriers": 1, **manner},
             )

@@ -35,7 +35,12 @@ WORKERS: Final = {
 }
 # The most connections for handlers, where it is not the usual number: these consumers share transactions.
 CONNECTIONS: Final = {"joint": 1}
-CONSUMERS: Final = {BOOK: tuple(name for names in WORKERS.values() for name in names), POST: ("mail", "parcel")}
+# These work in the processes of the relays, which hand new events to them.
+BESIDE_RELAY: Final = ("beside",)
+CONSUMERS: Final = {
+    BOOK: (*(name for names in WORKERS.values() for name in names), *BESIDE_RELAY),
+    POST: ("mail", "parcel"),
+}
 STRICT: Final = frozenset({"strict", "wide-strict", "divided-strict", "mail", "parcel"})
 POISON: Final = "poison"
 
@@ -129,7 +134,7 @@ def _declare_book(book: Outbox, points: Points) -> None:
     _by_event(book, points, "wide", concurrency=4, **patient)
     _by_event(book, points, "wide-strict", concurrency=3, ordering="strict", **patient)
     _by_event(book, points, "bare", inbox=False, **patient)
-    for name in WORKERS["joint"]:
+    for name in (*WORKERS["joint"], *BESIDE_RELAY):
         _by_event(book, points, name, **patient)
     _by_event(book, points, "divided", concurrency=2, lanes=4, **patient)
     _by_event(book, points, "divided-strict", ordering="strict", lanes=3, **patient)
