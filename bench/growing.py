@@ -77,5 +77,6 @@ def command(dsn: str, schema: str, *words: str) -> str:
     """What a command of `aftercommit` prints, run in this process: all that a user waits for but Python's start."""
     result = CliRunner().invoke(cli, [*words, "--dsn", dsn, "--schema", schema])
     if result.exit_code not in ANSWERED:
-        raise ContestantFailed(f"`aftercommit {' '.join(words)}` ended with {result.exit_code}: {result.output[-300:]}")
+        why = result.output[-300:] or repr(result.exception)
+        raise ContestantFailed(f"`aftercommit {' '.join(words)}` ended with {result.exit_code}: {why}")
     return result.stdout
