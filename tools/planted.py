@@ -167,6 +167,13 @@ BUGS = [
         "tests/postgres/test_publish_copy.py::test_a_publish_by_copy_wakes_a_listening_relay",
     ),
     Bug(
+        "a slice that was opened early is used at whatever position its event comes",
+        "src/aftercommit/consumer/opening.py",
+        'and begin.parameters.get("position") == self.position',
+        "and True",
+        "tests/postgres/test_consumer_early.py::test_an_event_before_it_that_does_not_come_moves_no_checkpoint_too_far",
+    ),
+    Bug(
         "a reader's numbers are drawn when an event is written, and not when it is appended",
         RELAY_SQL,
         """streams.seq - count(*) over (partition by moved.aggregate_type, moved.aggregate_id)

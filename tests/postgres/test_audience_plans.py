@@ -155,7 +155,11 @@ def test_an_outbox_without_an_audience_pays_nothing_for_it():
     """Neither its relays nor its publishers say a word about it."""
     plain = task_outbox(audience=False)
     settlement = Settlement(plain, None)  # type: ignore[arg-type]
-    statements = [settlement._append_due, settlement._append_given, Statements(plain.shape)["settle_failures"]]
+    statements = [
+        *settlement._append_due.values(),
+        *settlement._append_given.values(),
+        Statements(plain.shape)["settle_failures"],
+    ]
     statements += [Statements(plain.shape)[name] for name in ("read_log", "page_bytes", "feed_bytes", "feed_columns")]
 
     assert [

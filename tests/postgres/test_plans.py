@@ -157,7 +157,11 @@ def test_due_retries_do_not_look_at_those_that_have_to_wait(engine, name):
 # The relay has consumers in its process.
 HANDED = {
     "place": STATEMENTS.part("place"),
-    "handed": STATEMENTS.part("handed", place=STATEMENTS.part("place")),
+    "returned": STATEMENTS.part("returning_event"),
+    "bytes": STATEMENTS.part("few_bytes"),
+    "latency": STATEMENTS.part("latency"),
+    "latency_column": STATEMENTS.part("latency_column"),
+    "handed": STATEMENTS.part("handed"),
     "handed_columns": STATEMENTS.part("handed_columns"),
 }
 
@@ -176,7 +180,6 @@ def test_the_append_finds_its_events_by_id(engine, numbered):
         streams=STATEMENTS.part("streams") if numbered else nothing,
         stream_seq=STATEMENTS.part("stream_seq") if numbered else sql.SQL("null::bigint"),
         join_streams=STATEMENTS.part("join_streams") if numbered else nothing,
-        returned=sql.SQL("1"),
         heard=nothing,
         **HANDED,
     )
@@ -210,7 +213,6 @@ def test_the_sweep_goes_along_the_index_of_fresh_events_and_straight_to_their_pl
         streams=nothing,
         stream_seq=sql.SQL("null::bigint"),
         join_streams=nothing,
-        returned=sql.SQL("1"),
         heard=nothing,
         **HANDED,
     )

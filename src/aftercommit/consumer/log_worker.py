@@ -258,6 +258,8 @@ class LogWorker(DatabaseService):
             await self._collect()
             working = [name for name, follower in self._followers.items() if follower.task is not None]
             if not working:
+                # What was opened early holds the rows of the leases that are given back next.
+                await asyncio.gather(*(follower.parts.runner.early.drop() for follower in self._followers.values()))
                 return
             if self._leases.seconds_to_renewal == 0:
                 await self._leases.renew(control, working)

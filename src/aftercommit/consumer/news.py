@@ -14,6 +14,7 @@ from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.listen import Listener
 from aftercommit.postgres.shape import Shape
 from aftercommit.postgres.statements import Statements
+from aftercommit.relay.transport import Untried
 from aftercommit.service import Waker
 
 # So long a worker waits for the answer to an append that a notification has overtaken.
@@ -46,10 +47,16 @@ class LogNews:
         self._followers = followers
         self._token = token
 
-    def expect(self) -> None:
-        """A relay of this process begins to append: what it appends need not be read."""
+    def expect(self, untried: Untried | None) -> None:
+        """A relay of this process begins to append: what it appends need not be read.
+
+        It may well be the next events of consumers that are at rest.
+        """
         self._received.clear()
         self._expects_until = time.monotonic() + EXPECT_SECONDS
+        if untried is not None and self._resting_at() is not None:
+            for follower in self._at_work:
+                follower.expect(untried)
 
     async def begin(self, connection: AsyncConnection) -> None:
         """A session begins on this server. What a relay appended on another one, before a failover, is not taken."""

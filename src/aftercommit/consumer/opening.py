@@ -5,14 +5,19 @@ slice is opened by two messages.
 """
 
 import re
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import psycopg
 from psycopg.pq import Escaping
 
-from aftercommit.consumer.slices import Query
-from aftercommit.postgres.commits import AnyConnection
+from aftercommit.consumer.slices import Query, SliceItem
+from aftercommit.postgres.commits import AnyConnection, AsyncConnection
+from aftercommit.postgres.resilience import close_quietly
 from aftercommit.postgres.statements import Statements
 
 _PARAMETER: Final = re.compile(r"%\((\w+)\)s")
@@ -57,6 +62,35 @@ class Opening:
     @property
     def _used(self) -> list[str]:
         return _parameters_of(self._statement)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSlice:
+    """An open transaction, the first row that its script expects, and what it was opened for."""
+
+    connection: AsyncConnection
+    row: Sequence[Any]
+    events: frozenset[Any]
+    position: int | None
+    replaces: str
+    resources: AsyncExitStack
+
+    def fits(self, items: Sequence[SliceItem], begin: Query) -> bool:
+        """Whether it was opened just for these events, as this statement would open it."""
+        return (
+            begin.name == self.replaces
+            and begin.parameters.get("position") == self.position
+            and len(items) == len(self.events)
+            and self.events == {item.record.event_id for item in items}
+        )
+
+    async def undo(self) -> None:
+        """Roll back, and give the connection back."""
+        async with self.resources:
+            try:
+                await self.connection.rollback()
+            except psycopg.Error:
+                await close_quietly(self.connection)
 
 
 @cache

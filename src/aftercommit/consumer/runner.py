@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from aftercommit.consumer.conversation import ChangedSettings, ConnectionLost
+from aftercommit.consumer.early_slice import EarlySlice
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slice_executor import SliceExecutor
 from aftercommit.consumer.slices import Finish, Query, SliceFailed, SliceItem, SliceOutdated, SliceResult, script
@@ -76,7 +77,7 @@ class Runner:
     """Runs slices of one consumer, at most `concurrency` at once.
 
     `server_started`: when the server that the events were read from was started; None if that does not matter.
-    `quick`: no handler of the last slice took long.
+    `quick`: no handler of the last slice took long. `early`: the next slice, if it was opened early.
     """
 
     def __init__(self, outbox: Outbox, consumer: Consumer, connections: ConsumerConnections) -> None:
@@ -91,6 +92,7 @@ class Runner:
         self._slots = asyncio.Semaphore(consumer.concurrency)
         self._pace = SlicePace()
         self._alone = False
+        self.early = EarlySlice(self._executor, connections, self._slots, self._permit)
 
     def idle_timeout_ms(self, extra: float) -> str:
         """How many milliseconds the server waits for a silent handler of this consumer."""
@@ -102,8 +104,12 @@ class Runner:
         """Run one slice in one transaction, when it is its turn."""
         blocking = self.consumer.is_async is False
         steps = script(items, begin, finish, survives=survives, guard_events=guard_events)
-        async with self._slots, self._permit:
-            result = await self._executor.run(self._connections, steps, blocking=blocking)
+        opened = await self.early.take(items, begin)
+        if opened is not None:
+            result = await self._executor.run(self._connections, steps, blocking=blocking, opened=opened)
+        else:
+            async with self._slots, self._permit:
+                result = await self._executor.run(self._connections, steps, blocking=blocking)
         self.quick = not result.slow and not result.failures and not self._alone
         self._meter.on_consumed(self.consumer.name, "done", len(result.handled))
         skipped = len(items) - len(result.handled) - len(result.failures) - len(result.left)
@@ -112,6 +118,7 @@ class Runner:
 
     async def ask(self, name: str, parameters: dict[str, Any]) -> list[Any]:
         """The rows of a query about this consumer's events, on one of its connections."""
+        await self.early.drop()
         async with self._slots, self._permit, self._connections.lend() as connection:
             return await (await connection.execute(self._statements[name], parameters)).fetchall()
 

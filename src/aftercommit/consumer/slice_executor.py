@@ -14,7 +14,7 @@ from aftercommit.consumer.conversation import (
     too_long,
 )
 from aftercommit.consumer.handler_calls import GRACE, HandlerCalls
-from aftercommit.consumer.opening import Opening
+from aftercommit.consumer.opening import OpenedSlice, Opening
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import Query, Script, SliceFailed, SliceResult
 from aftercommit.consumer.threads import Watch, in_thread
@@ -35,11 +35,19 @@ class SliceExecutor:
         self._timeout = timeout
         self._handlers = HandlerCalls(statements, timeout)
 
-    async def run(self, connections: ConsumerConnections, script: Script, *, blocking: bool) -> SliceResult:
-        """Run one slice; returns what became of its events."""
+    async def run(
+        self, connections: ConsumerConnections, script: Script, *, blocking: bool, opened: OpenedSlice | None = None
+    ) -> SliceResult:
+        """Run one slice; returns what became of its events. `opened`: its transaction is open."""
         talk = Conversation(script)
         try:
-            return await (self._in_thread if blocking else self._here)(connections, talk)
+            if opened is not None:
+                async with opened.resources:
+                    return await self._run(opened.connection, talk, opened.row)
+            if blocking:
+                return await self._in_thread(connections, talk)
+            async with connections.lend() as connection:
+                return await self._run(connection, talk)
         except Exception:
             if talk.ended or (talk.unsure and await self._was_committed(connections, talk)):
                 if talk.step is None:
@@ -48,21 +56,28 @@ class SliceExecutor:
                 await self._return_unhandled(connections, talk)
             raise
 
-    async def _here(self, connections: ConsumerConnections, talk: Conversation) -> SliceResult:
-        async with connections.lend() as connection:
-            try:
-                talk.borrow(connection)
-                talk.answer = await self._open(connection, talk.first_step(), talk)
-                while (step := talk.next_step()) is not None:
-                    talk.answer = await self._step(connection, step, talk)
-                await self._commit(connection, talk)
-            except Exception as error:
-                blamed = talk.blame(error, connection)
-                await self._undo(connection)
-                raise blamed from error
-            if talk.session_is_kept(connection):
-                await close_quietly(connection)
-            return talk.outcome
+    async def open_early(self, connection: AsyncConnection, query: Query) -> Any:
+        """Begin a transaction for events that have not come yet."""
+        return await self._open_at_once(connection, Opening(connection, self._statements, query))
+
+    async def _run(self, connection: AsyncConnection, talk: Conversation, opened: Any = None) -> SliceResult:
+        try:
+            talk.borrow(connection)
+            first = talk.first_step()
+            if opened is None:
+                talk.answer = await self._open(connection, first, talk)
+            else:
+                talk.answer = talk.hear(opened, connection.pgconn)
+            while (step := talk.next_step()) is not None:
+                talk.answer = await self._step(connection, step, talk)
+            await self._commit(connection, talk)
+        except Exception as error:
+            blamed = talk.blame(error, connection)
+            await self._undo(connection)
+            raise blamed from error
+        if talk.session_is_kept(connection):
+            await close_quietly(connection)
+        return talk.outcome
 
     async def _open(self, connection: AsyncConnection, step: Query, talk: Conversation) -> Any:
         """Begin the transaction and run its first statement."""

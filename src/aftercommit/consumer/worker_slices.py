@@ -13,8 +13,10 @@ from aftercommit.consumer.runner import Runner, SlicePolicy
 from aftercommit.consumer.slices import Query, SliceItem, SliceResult
 from aftercommit.consumer.suspects import Suspects
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.arrays import text_array, uuid_array
 from aftercommit.postgres.commits import AsyncConnection
+from aftercommit.postgres.records import FEW_EVENTS
+from aftercommit.relay.transport import Untried
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,30 @@ class FencedSlices(SlicePolicy):
         await self._parts.host.reach("consumer.failed", position=item.position)
 
 
+def open_early(parts: WorkerParts, position: int, untried: Untried) -> None:
+    """Begin to open a slice for events of the outbox that a relay appends: they may come next after `position`."""
+    consumer = parts.consumer
+    if not consumer.inbox or parts.strict or parts.suspects.left or consumer.is_async is False:
+        return
+    if consumer.concurrency == consumer.lanes == 1:
+        opening = {
+            **parts.lease.parameters,
+            **untried._asdict(),
+            "patience": parts.idle_timeout_ms,
+            "after": position,
+            "types": None if consumer.types is None else text_array(consumer.types),
+            "few": FEW_EVENTS,
+        }
+        parts.runner.early.open(Query("begin_slice_early", opening, prepared=True), replaces="begin_slice")
+
+
 async def handle_in_order(
     parts: WorkerParts, connection: AsyncConnection, items: list[SliceItem], position: int, upto: int
 ) -> tuple[int, int]:
     """Handle the events after `position`; returns how many are left, and how far the checkpoint has come."""
+    if not items:
+        # It has the row of the consumer, which is written below.
+        await parts.runner.early.drop()
     if parts.strict and items:
         items = await parts.letters.set_aside(connection, items, position)
     left = await parts.runner.run(items, _InOrder(parts, connection))

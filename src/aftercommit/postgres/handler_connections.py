@@ -11,7 +11,7 @@ from psycopg.pq import Format, TransactionStatus
 from psycopg.rows import tuple_row
 
 from aftercommit.postgres.commits import AnyConnection, AsyncConnection
-from aftercommit.postgres.database import Database, prepare_as_told
+from aftercommit.postgres.database import Database, is_direct, prepare_as_told
 from aftercommit.postgres.elastic_limit import ElasticLimit
 from aftercommit.postgres.resilience import LOST, close_quietly
 
@@ -49,6 +49,11 @@ class ConsumerConnections:
     def places(self) -> int:
         """How many may be in use."""
         return self._limit.places
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether an asyncio connection is open and free, with no pooler between."""
+        return bool(self._idle) and is_direct(self._idle[-1]) and self._limit.used < self._limit.places
 
     def make_room(self, connections: int) -> None:
         """Let at least so many be in use."""

@@ -83,6 +83,7 @@ class Statements:
             moved_scope=scope_list(shape, "moved"),
             settled_scope=scope_list(shape, "settled"),
             log_scope=scope_list(shape, "log"),
+            handed_scope=scope_list(shape, "event"),
             audience_bytes=sql.SQL(_part("audience_bytes") if shape.audience else ""),
             **{"due_columns": sql.SQL(_part("due_columns")), **parts},
         )

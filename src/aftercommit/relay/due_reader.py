@@ -112,7 +112,7 @@ class DueReader:
     def swept(self, appended: Appended, resolved: int) -> bool:
         """Move the watermark after a sweep; returns whether the sweep left no untried event."""
         moved_all = appended.count == appended.chosen
-        drained = moved_all and appended.chosen < self._batch_size
+        drained = moved_all and not appended.full
         if drained:
             self.watermark.nothing_below(None, resolved)
         elif moved_all and appended.last_seq is not None:

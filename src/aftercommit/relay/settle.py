@@ -1,8 +1,9 @@
 """The fenced writes after a delivery: delivered events move into the log, failed ones wait or are parked."""
 
 import logging
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
@@ -20,6 +21,7 @@ from aftercommit.postgres.records import FEW_BYTES, FEW_EVENTS, log_records
 from aftercommit.postgres.shared import exclusive
 from aftercommit.postgres.statements import Statements
 from aftercommit.relay.plan import Verdict
+from aftercommit.relay.transport import Untried
 from aftercommit.telemetry import LATENCY_BUCKETS_MS
 
 logger = logging.getLogger("aftercommit.relay")
@@ -31,8 +33,8 @@ _BOUNDS = number_array(LATENCY_BUCKETS_MS)
 class Appended:
     """What entered the log: `count` of the `chosen` events, up to which position and seq, and how long they waited.
 
-    `records`: the events themselves, if they are few and a worker in this process takes them. `server_started`
-    identifies the server they are on.
+    `full`: as many were chosen as may be at once. `records`: the events themselves, if they are few and a worker in
+    this process takes them. `server_started` identifies the server they are on.
     """
 
     count: int
@@ -41,6 +43,7 @@ class Appended:
     last_seq: int | None
     latency: Sequence[tuple[str, int, int, float]]
     ids: Sequence[UUID]
+    full: bool = False
     records: Sequence[Record] = ()
     server_started: datetime | None = None
 
@@ -48,8 +51,8 @@ class Appended:
 class HandOver(Protocol):
     """Takes events from a relay of the same process, as soon as they are in the log."""
 
-    def expect(self) -> None:
-        """The relay begins to append."""
+    def expect(self, untried: Untried | None) -> None:
+        """The relay begins to append: untried events, or others (None)."""
 
     def receive(self, records: Sequence[Record], server_started: datetime | None) -> None:
         """The relay has appended, and its commit is certain. These are the events, if they are few and small."""
@@ -66,58 +69,80 @@ class Settlement:
         self._channel = outbox.shape.log_channel
         # The highest position that this relay has seen: a log that ends before it was restored.
         self._seen = 0
+        # The last sweep found few events, so that the next probably does.
+        self._few_due = True
         part = self._statements.part
-        self._append_given = self._append_statement(
-            which=part("which_given"),
-            chosen=sql.SQL(""),
-            fenced=part("fence"),
-            chosen_count=sql.SQL("cardinality(%(ids)s::uuid[])"),
-        )
-        self._append_due = self._append_statement(
-            which=part("which_due"),
-            chosen=part("chosen_due", due=part("due_fresh")),
-            fenced=part("fence_chosen"),
-            chosen_count=sql.SQL("(select count(*) from chosen)"),
-        )
+        given = {
+            "which": part("which_given"),
+            "chosen": sql.SQL(""),
+            "fenced": part("fence"),
+            "chosen_count": sql.SQL("cardinality(%(ids)s::uuid[])"),
+        }
+        due = {
+            "which": part("which_due"),
+            "chosen": part("chosen_due", due=part("due_fresh")),
+            "fenced": part("fence_chosen"),
+            "chosen_count": sql.SQL("(select count(*) from chosen)"),
+        }
+        self._append_given = {few: self._append_statement(few=few, **given) for few in (False, True)}
+        self._append_due = {few: self._append_statement(few=few, **due) for few in (False, True)}
 
-    def _append_statement(self, **parts: sql.Composable) -> bytes:
-        nothing = sql.SQL("")
+    def _append_statement(self, *, few: bool, **parts: sql.Composable) -> bytes:
+        """The append of many events, or that of `few`, which returns them."""
+        nothing, part = sql.SQL(""), self._statements.part
         numbered, audience = bool(self._numbered), self._statements.shape.audience
+        if few:
+            parts |= {name: part(name) for name in ("handed", "handed_columns")}
+            parts |= {"returned": part("returning_event"), "bytes": part("few_bytes")}
+            parts |= {"latency": nothing, "latency_column": sql.SQL("null")}
+        else:
+            parts |= {"handed": nothing, "handed_columns": nothing, "bytes": nothing}
+            parts |= {"returned": part("returning_audience") if audience else sql.SQL("1")}
+            parts |= {name: part(name) for name in ("latency", "latency_column")}
         return self._statements.short(
             "append",
             **parts,
-            streams=self._statements.part("streams") if numbered else nothing,
-            stream_seq=self._statements.part("stream_seq") if numbered else sql.SQL("null::bigint"),
-            join_streams=self._statements.part("join_streams") if numbered else nothing,
-            returned=self._statements.part("returning_audience") if audience else sql.SQL("1"),
-            heard=self._statements.part("heard") if audience else nothing,
-            place=(place := self._statements.part("place")),
-            handed=self._statements.part("handed", place=place) if self._hand_over is not None else nothing,
-            handed_columns=self._statements.part("handed_columns") if self._hand_over is not None else nothing,
+            streams=part("streams") if numbered else nothing,
+            stream_seq=part("stream_seq") if numbered else sql.SQL("null::bigint"),
+            join_streams=part("join_streams") if numbered else nothing,
+            heard=part("heard") if audience else nothing,
+            place=part("place"),
         )
 
     async def append(
         self, connection: AsyncConnection, ids: Sequence[UUID], lanes: Collection[int], retried: Sequence[UUID] = ()
     ) -> Appended:
         """Move delivered events into the log, and resolve the dead letters of those that had failed before."""
+        statement = self._append_given[self._hands_over(len(ids))]
 
         async def write() -> Appended:
-            return await self._append(connection, self._append_given, lanes, {"ids": uuid_array(ids)})
+            return await self._append(connection, statement, lanes, {"ids": uuid_array(ids)})
 
         async def write_together() -> Appended:
             async with exclusive(connection) as own, committed_async(own):
-                appended = await self._append(own, self._append_given, lanes, {"ids": uuid_array(ids)})
+                appended = await self._append(own, statement, lanes, {"ids": uuid_array(ids)})
                 await own.execute(self._statements["resolve_letters"], {"ids": list(retried)})
                 return appended
 
-        return await self._handed_over(connection, write_together if retried else write)
+        return await self._handed_over(connection, write_together if retried else write, None)
 
     async def append_due(
         self, connection: AsyncConnection, lanes: Collection[int], watermark: int, limit: int
     ) -> Appended:
         """Move due events into the log in one statement, for a transport that carries nothing."""
-        which = {"watermark": watermark, "limit": limit}
-        return await self._handed_over(connection, lambda: self._append(connection, self._append_due, lanes, which))
+        few = self._few_due and self._hands_over(FEW_EVENTS)
+        which = {"watermark": watermark, "limit": min(limit, FEW_EVENTS) if few else limit}
+        appended = await self._handed_over(
+            connection,
+            lambda: self._append(connection, self._append_due[few], lanes, which),
+            Untried(number_array(sorted(lanes)), watermark) if few else None,
+        )
+        self._few_due = appended.chosen < FEW_EVENTS
+        return replace(appended, full=appended.chosen >= which["limit"])
+
+    def _hands_over(self, events: int) -> bool:
+        """Whether consumers of this process get so many events from here."""
+        return self._hand_over is not None and events <= FEW_EVENTS
 
     async def recognise_server(self, connection: AsyncConnection) -> lives.Life | None:
         """Make sure that the log may continue on this server; after a restore, begin a new life and return it."""
@@ -125,13 +150,15 @@ class Settlement:
             life, self._seen = await lives.recognise(own, self._statements.shape, seen=self._seen)
         return life
 
-    async def _handed_over(self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]]) -> Appended:
+    async def _handed_over(
+        self, connection: AsyncConnection, write: Callable[[], Awaitable[Appended]], untried: Untried | None
+    ) -> Appended:
         """Write, and tell the consumers of this process."""
         if self._hand_over is None:
             return await self._prepared(connection, write)
         records: Sequence[Record] = ()
         server_started: datetime | None = None
-        self._hand_over.expect()
+        self._hand_over.expect(untried)
         try:
             appended = await self._prepared(connection, write)
             records, server_started = appended.records, appended.server_started
@@ -176,20 +203,24 @@ class Settlement:
             "bounds": _BOUNDS,
             "named": logger.isEnabledFor(logging.INFO),
             "seen": self._seen,
-            "few": FEW_EVENTS,
             "few_bytes": FEW_BYTES,
         }
         rows = await (await connection.execute(statement, parameters, prepare=True)).fetchall()
         if not rows:
             raise DatabaseError("the append returned no row: the schema is damaged, restore it from a backup")
-        held, count, position, _, last_seq, latency, ids, chosen, known, *_ = rows[0]
+        held, count, position, ts, last_seq, latency, ids, chosen, known, _, *handed = rows[0]
         self._refuse_stale(held, lanes)
         if not known:
             raise _UnknownServer
-        started, *event = rows[0][10:] or (None, None)
-        returned = (row[11:] for row in rows) if event[0] is not None else ()
-        records = log_records(returned, self._statements.shape)
-        return Appended(count, chosen, position, last_seq, latency, ids or (), records, started)
+        if not handed:
+            return Appended(count, chosen, position, last_seq, latency, ids or ())
+        started, are_small, *_ = handed
+        records = log_records((row[12:] for row in rows), self._statements.shape) if count else []
+        waited = _waited(records, ts)
+        handed_over = records if are_small else ()
+        return Appended(
+            count, chosen, position, last_seq, waited, ids or (), records=handed_over, server_started=started
+        )
 
     async def record_failures(
         self, connection: AsyncConnection, verdicts: Sequence[Verdict], lanes: Collection[int]
@@ -224,6 +255,12 @@ class Settlement:
 
 class _UnknownServer(Exception):
     """Nothing was written: the log last continued on another server, or it was restored."""
+
+
+def _waited(records: Sequence[Record], ts: datetime) -> list[tuple[str, int, int, float]]:
+    """How long each of a few events has waited in the outbox: its type, bucket, number and milliseconds."""
+    waits = [(each.event_type, max(0.0, (ts - each.created_at).total_seconds() * 1000)) for each in records]
+    return [(event_type, bisect_right(LATENCY_BUCKETS_MS, ms), 1, ms) for event_type, ms in waits]
 
 
 def _columns(verdicts: Sequence[Verdict]) -> dict[str, Any]:

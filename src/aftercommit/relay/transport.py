@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from aftercommit.event.envelope import Record
@@ -39,6 +39,13 @@ class Failure:
     permanent: bool = False
     retry_after: float | None = None
     attempts: int = 1
+
+
+class Untried(NamedTuple):
+    """What a relay is about to read: events of these lanes that were never tried, with a seq above the watermark."""
+
+    lanes: str
+    watermark: int
 
 
 class Transport(Protocol):

@@ -68,10 +68,10 @@ position, audience
 
 -- name: heard
 -- The rows by which readers find their events, in the same transaction. A reader that plain SQL has named twice gets one row.
-heard as (
+, heard as (
     insert into {schema}.audience (reader, position)
     select distinct reader, appended.position from appended cross join lateral unnest(appended.audience) reader
-),
+)
 
 -- name: view_audience
 -- Who hears of an event that comes in through a view: as it is stored, else as the row or the envelope says, else nobody.

@@ -1,17 +1,23 @@
+-- name: returning_event
+-- If they are few, the append returns the events, in the order of `read_log`: consumers in this process need not read them.
+log.id, log.event_type, log.schema_version, log.aggregate_type, log.aggregate_id, log.occurred_at, log.correlation_id, log.causation_id,
+log.payload, log.created_at, log.seq, log.position {log_scope}
+
+-- name: few_bytes
+-- The size of their payloads: large ones are not returned.
+, sum(pg_column_size(payload)) as bytes
+
 -- name: handed
--- A few small events are returned as well, one in each row: consumers in this process need not read them.
-left join (
-    select moved.id, moved.event_type, moved.schema_version, moved.aggregate_type, moved.aggregate_id, moved.occurred_at,
-           moved.correlation_id, moved.causation_id, moved.payload, moved.created_at, moved.seq, {place} as position {moved_scope}
-    from moved
-    where case when (select moved from total) <= %(few)s
-               then (select sum(pg_column_size(payload)) from moved) <= %(few_bytes)s else false end
-) event on true
+-- One event in each row.
+left join appended event on true
 order by event.position
 
 -- name: handed_columns
--- The server, and the event in the order of `read_log`.
-, pg_catalog.pg_postmaster_start_time(), event.*
+-- The server, and whether the payloads are small. The event comes last.
+, pg_catalog.pg_postmaster_start_time(), (select bytes from total) <= %(few_bytes)s,
+event.id, event.event_type, event.schema_version, event.aggregate_type, event.aggregate_id, event.occurred_at, event.correlation_id,
+event.causation_id, case when (select bytes from total) <= %(few_bytes)s then event.payload end, event.created_at, event.seq,
+event.position {handed_scope}
 
 -- name: server_started
 -- Tells servers apart.

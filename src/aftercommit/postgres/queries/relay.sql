@@ -40,7 +40,7 @@ fence as (
 -- appended in the order of seq, by the place of a seq in the array: a window function would sort and copy whole rows. Seqs are unique;
 --         where somebody has written one twice, places are counted
 -- heard   (if an audience is declared) the rows by which readers find their events
--- latency counts the moved rows by type and by the time since they were written, for the metrics; extract() would calculate in numeric
+-- latency (if they may be many) counts the moved rows by type and by the time since they were written, for the metrics
 with {chosen}
 {fenced},
 known as (
@@ -53,14 +53,14 @@ moved as (
     returning outbox.*
 ),
 total as materialized (
-    select count(*) as moved, max(seq) as last_seq, array_agg(distinct seq order by seq) as seqs from moved
+    select count(*) as moved, max(seq) as last_seq, array_agg(distinct seq order by seq) as seqs {bytes} from moved
 ),
 tip as (
     update {schema}.head
     set position = position + (select moved from total), ts = greatest(ts, clock_timestamp())
     where (select moved from total) > 0
     returning position, ts, coalesce(upper(gaps) - 1, 0) as base
-), {streams}
+), {streams} {latency}
 appended as (
     insert into {schema}.log (
         position, ts, stream_seq, id, seq, lane, aggregate_type, aggregate_id, event_type, schema_version, occurred_at,
@@ -72,22 +72,26 @@ appended as (
            moved.retry_count, moved.created_at {moved_scope}
     from moved {join_streams}
     returning {returned}
-),
-{heard}
+) {heard}
+select fence.held, (select moved from total) as appended, tip.position, tip.ts,
+       (select last_seq from total) as last_seq, {latency_column} as latency,
+       case when %(named)s then (select array_agg(id) from (select id from moved order by seq limit 20) first) end as ids,
+       {chosen_count} as chosen, (select yes from known) = 1 as known,
+       case when tip.position is not null then pg_notify(%(channel)s, tip.position::text) end {handed_columns}
+from fence left join tip on true {handed}
+
+-- name: latency
+-- How long the events have waited in the outbox. extract() would calculate in numeric.
 latency as (
     select event_type, width_bucket(ms, %(bounds)s::float8[]) as bucket, count(*) as events, sum(ms) as total
     from (
         select event_type, greatest(0, date_part('epoch', tip.ts - created_at) * 1000) as ms from moved, tip
     ) written
     group by event_type, bucket
-)
-select fence.held, (select moved from total) as appended, tip.position, tip.ts,
-       (select last_seq from total) as last_seq,
-       (select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency) as latency,
-       case when %(named)s then (select array_agg(id) from (select id from moved order by seq limit 20) first) end as ids,
-       {chosen_count} as chosen, (select yes from known) = 1 as known,
-       case when tip.position is not null then pg_notify(%(channel)s, tip.position::text) end {handed_columns}
-from fence left join tip on true {handed}
+),
+
+-- name: latency_column
+(select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency)
 
 -- name: place
 -- The position of an event that is moved.

@@ -61,6 +61,44 @@ inbox as (
 select (select count(*) from fence), (select case when count(*) < cardinality(%(ids)s::uuid[]) then coalesce(array_agg(event_id), '{{}}') end from inbox),
        null, {mark}
 
+-- name: begin_slice_early
+-- The same before the events are in the log: takes those in the outbox for the next ones. They come last, with the position that the last
+-- of them will have.
+with waiting as (
+    select id, event_type, row_number() over (order by seq) as place
+    from (
+        select id, event_type, seq from {schema}.outbox
+        where status = 'pending' and next_retry_at is null and seq > %(watermark)s and lane = any(%(lanes)s)
+        order by seq
+        limit %(few)s::integer + 1
+    ) first
+),
+expected as (
+    select array_agg(id) as ids, max(place) as last
+    from waiting
+    where (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
+      and current_setting('transaction_isolation') = 'read committed'
+    having count(*) > 0 and (select count(*) from waiting) <= %(few)s::integer
+),
+fence as (
+    update {schema}.consumer
+    set position = position + expected.last, updated_at = clock_timestamp(), suspect_position = null, suspect_attempts = 0,
+        leased_until = clock_timestamp() + make_interval(secs => %(lease)s), lease_seconds = %(lease)s
+    from expected
+    where name = %(checkpoint)s and token = %(token)s and position = %(after)s
+    returning position
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select event_id, %(consumer)s from fence, expected, unnest(expected.ids) as event_id
+    order by event_id
+    on conflict do nothing
+    returning event_id
+)
+select (select count(*) from fence),
+       (select case when count(*) < (select cardinality(ids) from expected) then coalesce(array_agg(event_id), '{{}}') end from inbox),
+       null, {mark}, (select ids from expected), (select position from fence), (select count(*) from waiting)
+
 -- name: begin_slice_without_inbox
 -- The same for a consumer without an inbox: the checkpoint alone says which events were handled, even if the answer to a COMMIT was
 -- lost.
