@@ -91,7 +91,7 @@ latency as (
 ),
 
 -- name: latency_column
-(select coalesce(jsonb_agg(jsonb_build_array(event_type, bucket, events, total)), '[]') from latency)
+coalesce((select jsonb_agg(jsonb_build_array(event_type, bucket, events, total)) from latency), '[]')
 
 -- name: place
 -- The position of an event that is moved.
