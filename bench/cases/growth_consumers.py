@@ -26,7 +26,8 @@ TITLE = "Growth: consumers and outboxes in one process"
 ABOUT = (
     "`aftercommit up` with few and with many consumers of one outbox, then with one and with many outboxes that have "
     "one consumer each, in a process of its own. At rest: its connections, the transactions and the write-ahead log "
-    "of the whole server, the share of a core that the process uses, and that of PostgreSQL. Then single events, one "
+    "of the whole server (without autovacuum, which goes through all databases of the bench), the share of a core that "
+    "the process uses, and that of PostgreSQL. Then single events, one "
     "after the other (in every outbox at once): from COMMIT to the first and to the last handler. The floor is the "
     "same server while nothing is connected to it but the bench. `aftercommit up --rate 0` is told apart: at "
     "rest with its figures on the screen, as after its start."
@@ -154,7 +155,7 @@ def _ask(process: "subprocess.Popen[str]", singles: int) -> list[tuple[float, fl
 
 
 def _at_rest(stage: Stage, process: "subprocess.Popen[str] | None", database: str) -> Values:
-    with stage.connect() as connection:
+    with stage.connect() as connection, _without_autovacuum(connection):
         time.sleep(stage.sizes.seconds(SETTLE))
         used, before, began = _used(stage, process), _counters(connection), time.monotonic()
         time.sleep(stage.sizes.seconds(SECONDS))
@@ -168,6 +169,17 @@ def _at_rest(stage: Stage, process: "subprocess.Popen[str] | None", database: st
         "CPU at rest": 100 * (using[0] - used[0]) / seconds,
         "CPU of PostgreSQL at rest": 100 * (using[1] - used[1]) / seconds,
     }
+
+
+@contextmanager
+def _without_autovacuum(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    connection.execute("alter system set autovacuum = off")
+    connection.execute("select pg_reload_conf()")
+    try:
+        yield
+    finally:
+        connection.execute("alter system reset autovacuum")
+        connection.execute("select pg_reload_conf()")
 
 
 def _counters(connection: psycopg.Connection[Any]) -> tuple[float, float]:
