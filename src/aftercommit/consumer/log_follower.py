@@ -14,13 +14,12 @@ from aftercommit.consumer.runner import Runner
 from aftercommit.consumer.side_by_side import SideBySide
 from aftercommit.consumer.suspects import Suspects
 from aftercommit.consumer.waiting import CheckpointWait, VersionWaits
-from aftercommit.consumer.worker_slices import WorkerParts, handle_in_order, open_early
+from aftercommit.consumer.worker_slices import WorkerParts, handle_in_order
 from aftercommit.errors import DatabaseUnavailable
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.handler_connections import ConsumerConnections
-from aftercommit.relay.transport import Untried
 from aftercommit.service import Probe, Waker, wait_for_any
 from aftercommit.telemetry import Meter, log_event
 
@@ -178,12 +177,6 @@ class LogFollower:
             self.status = status._replace(head=head, events=status.events + new, lag=status.lag + new)
             self._told.set()
             self._shared.note_progress(self.consumer.name)
-
-    def expect(self, untried: Untried) -> None:
-        """A relay appends these events: open a slice for them."""
-        has_connection = len(self._shared.followers) <= self._shared.connections.places
-        if has_connection and self.proceeds() and self.task is None:
-            open_early(self.parts, self.position, untried)
 
     async def cut_off(self) -> None:
         """End at once: what slices wrote is undone."""

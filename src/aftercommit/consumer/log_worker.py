@@ -111,7 +111,7 @@ class LogWorker(DatabaseService):
         self._followers = {name: LogFollower(outbox, lease, self._shared) for name, lease in self._leases.all.items()}
         self._joint = JointSlices(outbox, self._shared)
         self._taker = LeaseTaker(outbox.shape, self._leases, self._shared.followers, self.reach)
-        self.news = LogNews(outbox.shape, listener, self._shared.latest, self._followers, self._leases.token)
+        self.news = LogNews(outbox.shape, listener, self._shared, self._followers, self._leases.token)
         self._word = self.news.word
         self._ended, self._look_at = Waker(), 0.0
 
@@ -164,7 +164,8 @@ class LogWorker(DatabaseService):
                     follower.parts.suspects.connection_lost()
             raise
         finally:
-            await self._cut_off()
+            # What slices of consumers at work wrote is undone.
+            await asyncio.gather(*(follower.cut_off() for follower in self._followers.values()))
 
     async def _turn(self, control: AsyncConnection, reading: AsyncConnection) -> None:
         """Collect what has ended; if it is time, look what there is to do, and begin it; wait."""
@@ -265,7 +266,3 @@ class LogWorker(DatabaseService):
                 await self._leases.renew(control, working)
                 self.answered()
             await wait_for_any(self._leases.seconds_to_renewal, self._ended)
-
-    async def _cut_off(self) -> None:
-        """End all consumers at once: what their slices wrote is undone."""
-        await asyncio.gather(*(follower.cut_off() for follower in self._followers.values()))

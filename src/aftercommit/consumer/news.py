@@ -7,8 +7,8 @@ from typing import Final
 from uuid import UUID
 
 from aftercommit.consumer.lease import CONSUMER_CHANGED
-from aftercommit.consumer.log_follower import LogFollower
-from aftercommit.consumer.pages import LatestPage
+from aftercommit.consumer.log_follower import LogFollower, SharedParts
+from aftercommit.consumer.worker_slices import open_early
 from aftercommit.event.envelope import Record
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.listen import Listener
@@ -31,7 +31,7 @@ class LogNews:
         self,
         shape: Shape,
         listener: Listener | None,
-        latest: LatestPage,
+        shared: SharedParts,
         followers: Mapping[str, LogFollower],
         token: UUID,
     ) -> None:
@@ -43,7 +43,8 @@ class LogNews:
         self._which_server = Statements(shape)["server_started"]
         self._server_started: datetime | None = None
         self._listener = listener
-        self._latest = latest
+        self._latest = shared.latest
+        self._connections = shared.connections
         self._followers = followers
         self._token = token
 
@@ -54,9 +55,12 @@ class LogNews:
         """
         self._received.clear()
         self._expects_until = time.monotonic() + EXPECT_SECONDS
-        if untried is not None and self._resting_at() is not None:
-            for follower in self._at_work:
-                follower.expect(untried)
+        followers = [follower for follower in self._at_work if follower.proceeds()]
+        # More than there are connections share transactions.
+        if untried is None or len(followers) > self._connections.places or self._resting_at() is None:
+            return
+        for follower in followers:
+            open_early(follower.parts, follower.position, untried)
 
     async def begin(self, connection: AsyncConnection) -> None:
         """A session begins on this server. What a relay appended on another one, before a failover, is not taken."""
