@@ -30,10 +30,11 @@ class Watch:
         self._shop = shop
         self.gate, self.opened, self.used = asyncio.Event(), asyncio.Queue[bool](), list[bool]()
         self.gate.set()
-        self.asleep = asyncio.Event()
+        self.asleep, self.left_events = asyncio.Event(), False
         sleeping = CarrierLoop._sleep
 
         async def sleep(this: CarrierLoop, seconds: float) -> None:
+            self.left_events = self.left_events or self._is_waiting
             self.asleep.set()
             await sleeping(this, seconds)
             self.asleep.clear()
@@ -351,3 +352,20 @@ async def test_a_snapshot_from_before_the_append_is_not_used(shop: Shop, ledger:
         await rest(shop, watch, counts)
 
     assert seen == [1, 2]
+
+
+async def test_more_events_than_are_handed_over_are_taken_before_the_relay_sleeps(
+    shop: Shop, ledger: Ledger, watch: Watch
+) -> None:
+    """The relay takes a few events first, because there were few before: it must not take that for all."""
+    declare(shop, ledger)
+    async with at_rest(shop, watch):
+        await watch.asleep.wait()
+        watch.left_events = False
+        counts = dict(shop.signals.counts)
+        shop.publish(*(OrderPlaced(order_id="o-1", number=number) for number in range(1, 41)))
+        await rest(shop, watch, counts)
+
+    assert not watch.left_events
+    assert ledger.numbers() == list(range(41))
+    assert checkpoint(shop, ME) == 41
