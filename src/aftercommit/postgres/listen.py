@@ -14,7 +14,7 @@ from psycopg import sql
 
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
-from aftercommit.service import Probe, Waker
+from aftercommit.service import Probe, Waker, wait_for_any
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.listener")
@@ -23,6 +23,8 @@ PROVING_SECONDS = 2.0
 # A machine that was frozen during the test looks like a pooler, so the test is repeated soon, then less and less often.
 PROVE_AGAIN_SOON = 1.0
 PROVE_AGAIN_SECONDS = 60.0
+# Nothing in particular is waited for; wakers end the wait.
+LONG = 3600.0
 
 
 class Listener(DatabaseService):
@@ -102,20 +104,32 @@ class Listener(DatabaseService):
         await self.pause(seconds)
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        hearing = asyncio.create_task(self._hear(connection))
-        stopping = asyncio.create_task(self.stopping.wait())
-        try:
-            await asyncio.wait({hearing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if hearing.done():
-                hearing.result()
-        finally:
-            hearing.cancel()
-            stopping.cancel()
-            await asyncio.gather(hearing, stopping, return_exceptions=True)
+        # Read where the event loop finds the socket readable. The driver's own loop would resume a task first, and each
+        # turn of the event loop comes between a commit and its handler.
+        loop, server, lost = asyncio.get_running_loop(), connection.pgconn, Waker()
+        socket, problems = server.socket, list[psycopg.Error]()
 
-    async def _hear(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        async for notification in connection.notifies():
-            self.heard[notification.channel] = notification.payload
-            for event, payloads in self._events.get(notification.channel, ()):
-                if payloads is None or notification.payload in payloads:
-                    event.set()
+        def read() -> None:
+            try:
+                server.consume_input()
+            except psycopg.Error as problem:
+                loop.remove_reader(socket)
+                problems.append(problem)
+                lost.set()
+            while (notification := server.notifies()) is not None:
+                self._hear(notification.relname.decode(), notification.extra.decode())
+
+        loop.add_reader(socket, read)
+        try:
+            while not self.stopping.is_set() and not problems:
+                await wait_for_any(LONG, self.stopping, lost)
+        finally:
+            loop.remove_reader(socket)
+        if problems:
+            raise problems[0]
+
+    def _hear(self, channel: str, payload: str) -> None:
+        self.heard[channel] = payload
+        for event, payloads in self._events.get(channel, ()):
+            if payloads is None or payload in payloads:
+                event.set()
