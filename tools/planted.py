@@ -174,6 +174,13 @@ BUGS = [
         "tests/postgres/test_consumer_early.py::test_an_event_before_it_that_does_not_come_moves_no_checkpoint_too_far",
     ),
     Bug(
+        "behind the bus, a slice is used for whatever events come, also if its inbox rows are of others",
+        "src/aftercommit/consumer/early_slice.py",
+        "                return self._reads.pop(ids)\n            await self.release(ids)",
+        "                return self._reads.pop(ids)\n            return self._reads.popitem()[1]",
+        "tests/postgres/test_bus_early.py::test_a_condition_that_does_not_hold_leaves_no_inbox_row",
+    ),
+    Bug(
         "a reader's numbers are drawn when an event is written, and not when it is appended",
         RELAY_SQL,
         """streams.seq - count(*) over (partition by moved.aggregate_type, moved.aggregate_id)

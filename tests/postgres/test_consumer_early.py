@@ -11,6 +11,7 @@ from aftercommit import Engine
 from aftercommit.backoff import Constant
 from aftercommit.consumer import WorkerSettings, early_slice, log_worker, news
 from aftercommit.consumer.early_slice import EarlySlice
+from aftercommit.consumer.slice_executor import SliceExecutor
 from aftercommit.event.envelope import Event
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.relay.carrier_loop import CarrierLoop
@@ -328,6 +329,29 @@ async def test_a_worker_that_stops_leaves_no_open_slice(shop: Shop, ledger: Ledg
     assert shop.rows(OPEN) == []
     assert set(ledger.numbers()) >= {0}
     assert inbox(shop, ME) == len(ledger.numbers())
+
+
+async def test_an_append_that_is_quicker_leaves_the_slice_open(
+    shop: Shop, ledger: Ledger, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statement that opens it finds the event in the log, and no longer in the outbox."""
+    declare(shop, ledger)
+    opening = SliceExecutor.open_early
+
+    async def open_late(*arguments: Any) -> Any:
+        await shop.value_becomes("select count(*)::int from log", 2)
+        return await opening(*arguments)
+
+    async with at_rest(shop, watch):
+        monkeypatch.setattr(SliceExecutor, "open_early", open_late)
+        counts = dict(shop.signals.counts)
+        shop.place("o-1", 1)
+        assert await watch.opened.get()
+        await rest(shop, watch, counts)
+
+    assert watch.used == [True]
+    assert ledger.numbers() == [0, 1]
+    assert checkpoint(shop, ME) == 2
 
 
 async def test_a_snapshot_from_before_the_append_is_not_used(shop: Shop, ledger: Ledger, watch: Watch) -> None:

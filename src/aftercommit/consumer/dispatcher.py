@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import psycopg
@@ -17,11 +17,12 @@ from aftercommit.errors import DeclarationError, TransportUnavailable
 from aftercommit.event.envelope import Record
 from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
-from aftercommit.postgres.arrays import uuid_array
+from aftercommit.postgres.arrays import text_array, uuid_array
 from aftercommit.postgres.database import Database, privilege
 from aftercommit.postgres.handler_connections import ConsumerConnections
+from aftercommit.postgres.records import FEW_BYTES, FEW_EVENTS, PAYLOAD, outbox_records
 from aftercommit.postgres.resilience import LOST
-from aftercommit.relay.transport import Failure
+from aftercommit.relay.transport import Failure, Untried
 from aftercommit.service import finish_all
 
 # The dispatcher itself waits for a retry that is due within this time; the relay keeps longer waits.
@@ -46,6 +47,7 @@ class Dispatcher:
         self._connections = ConsumerConnections(database, max(1, limit))
         self._runners = [Runner(outbox, consumer, self._connections) for consumer in chosen]
         self._waits = {consumer.name: VersionWaits(outbox, consumer) for consumer in chosen}
+        self._first = next((runner for runner in self._runners if runner.consumer.is_async is not False), None)
         self._outbox = outbox
 
     async def open(self) -> None:
@@ -53,7 +55,27 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Close the connections of every consumer."""
+        if self._first is not None:
+            await self._first.early.drop()
         await self._connections.close()
+
+    async def read_few(self, untried: Untried) -> list[Record]:
+        """Read a few untried events, and open the first slice for them by the same statement."""
+        if self._first is None:
+            return []
+        consumer = self._first.consumer
+        opening = {
+            **untried._asdict(),
+            "consumer": consumer.name,
+            "types": None if consumer.types is None else text_array(consumer.types),
+            # Side by side, each has a slice of its own.
+            "few": FEW_EVENTS if consumer.concurrency == 1 else 1,
+            "few_bytes": FEW_BYTES,
+            "patience": self._first.idle_timeout_ms(GRACE),
+        }
+        query = Query("begin_due_slice", opening, prepared=True)
+        rows = await self._first.early.read(query, replaces="begin_new_slice")
+        return outbox_records(map(_with_payload, rows), self._outbox.shape, again=False)
 
     async def dispatch(self, records: Sequence[Record]) -> list[Failure]:
         """Run all consumers side by side; a failure of one does not stop the others."""
@@ -76,6 +98,8 @@ class Dispatcher:
         failures = await finish_all(
             self._attempts(runner, group) for group in by_aggregate(items, consumer.concurrency)
         )
+        # If no handler takes one of its events after all.
+        await runner.early.release([record.event_id for record in records])
         return [*put_back, *(failure for group in failures for failure in group)]
 
     async def _without_newer(self, runner: Runner, items: list[SliceItem]) -> tuple[list[SliceItem], list[Failure]]:
@@ -158,6 +182,11 @@ class _BusSlices(SlicePolicy):
 
     async def fail(self, item: SliceItem, failure: Failed, behind: list[SliceItem]) -> None:
         self.failed.append((item, failure))
+
+
+def _with_payload(row: Sequence[Any]) -> Sequence[Any]:
+    """A row of `load_due` with the payload as bytes: on handlers' connections, JSON is read as their program wants."""
+    return (*row[:PAYLOAD], row[PAYLOAD].encode(), *row[PAYLOAD + 1 :])
 
 
 def _require_fitting(consumer: Consumer, outbox: Outbox) -> None:

@@ -1,15 +1,16 @@
-"""Opens a slice before its events have come, so that the handlers need not wait for that.
+"""Opens a slice before its events have come, or by the statement that reads them. The handlers wait for one less.
 
 While a relay of this process appends new events, the consumer's connection finds the same events in the outbox, and
 opens a slice for them: fence, checkpoint and inbox, as always. If just these events come, the handlers are
 called at once. If others come, or none, the transaction is rolled back, and the slice is opened as always. So a wrong
-guess costs a message to the server, and changes nothing.
+guess costs a message to the server, and changes nothing. Behind the bus, the consumer's connection reads the events.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Final
+from typing import Any, Final
+from uuid import UUID
 
 import psycopg
 
@@ -23,10 +24,12 @@ from aftercommit.postgres.resilience import LOST, close_quietly
 UNUSED_SECONDS: Final = 0.05
 # After a wrong guess, none is made for this time. Some consumers take few of the events that a relay brings.
 PAUSE_SECONDS: Final = 1.0
+# Columns of a statement that opens early; behind them comes the event, if it reads any.
+_FIRST_COLUMNS: Final = 7
 
 
 class EarlySlice:
-    """The next slice of one consumer, if it was opened early. It counts as one of the slices at work."""
+    """The next slice of one consumer, if it was opened early, or several that were read. Each counts as one at work."""
 
     def __init__(
         self,
@@ -40,27 +43,52 @@ class EarlySlice:
         self._slots = slots
         self._permit = permit
         self._opening: asyncio.Task[OpenedSlice | None] | None = None
+        # By the events that they were opened for.
+        self._reads: dict[frozenset[UUID], OpenedSlice] = {}
         self._dropping: asyncio.Task[None] | None = None
         self._not_before = 0.0
 
     def open(self, query: Query, replaces: str) -> None:
         """Begin to open it, if a connection is free."""
-        loop = asyncio.get_running_loop()
-        is_free = self._opening is None and not self._slots.locked() and self._connections.has_idle
-        if is_free and loop.time() >= self._not_before:
-            self._opening = loop.create_task(self._open(query, replaces), name="a slice opened early")
-            loop.call_later(UNUSED_SECONDS, self._expire, self._opening)
+        if self._opening is None and self._may_open:
+            self._opening = asyncio.create_task(self._open(query, replaces), name="a slice opened early")
+            self._opening.get_loop().call_later(UNUSED_SECONDS, self._expire, self._opening)
+
+    async def read(self, query: Query, replaces: str) -> Sequence[Sequence[Any]]:
+        """Open one for events that the same statement reads; returns their rows, none if it was not opened."""
+        opened = await self._open(query, replaces) if self._may_open else None
+        if opened is None:
+            return ()
+        self._reads[opened.ids] = opened
+        asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._expire_read, opened)
+        return opened.events
+
+    async def release(self, ids: Collection[UUID]) -> None:
+        """Leave nothing of one that was opened for some of these events when they were read."""
+        for known in [each for each in self._reads if not each.isdisjoint(ids)]:
+            await self._undo(self._reads.pop(known))
+
+    @property
+    def _may_open(self) -> bool:
+        is_free = not self._slots.locked() and self._connections.has_idle
+        return is_free and asyncio.get_running_loop().time() >= self._not_before
 
     async def take(self, items: Sequence[SliceItem], begin: Query) -> OpenedSlice | None:
-        """The open slice, if it fits; otherwise nothing is left of it."""
-        opened = await self._opened()
-        if opened is None or opened.fits(items, begin):
-            return opened
-        await self._undo(opened)
+        """The open slice, if one fits; otherwise nothing is left of it."""
+        if self._reads:
+            ids = frozenset(item.record.event_id for item in items)
+            if ids in self._reads:
+                return self._reads.pop(ids)
+            await self.release(ids)
+        expected = await self._opened()
+        if expected is None or expected.fits(items, begin):
+            return expected
+        await self._undo(expected)
         return None
 
     async def drop(self) -> None:
         """Leave nothing of it."""
+        await self.release([event_id for ids in self._reads for event_id in ids])
         opened = await self._opened()
         if opened is not None:
             await self._undo(opened)
@@ -96,15 +124,21 @@ class EarlySlice:
         if self._opening is opening:
             self._dropping = asyncio.create_task(self.drop(), name="dropping a slice opened early")
 
+    def _expire_read(self, opened: OpenedSlice) -> None:
+        if self._reads.get(opened.ids) is opened:
+            self._dropping = asyncio.create_task(self.release(opened.ids), name="dropping a slice opened early")
+
     async def _open(self, query: Query, replaces: str) -> OpenedSlice | None:
         async with AsyncExitStack() as stack:
             for resource in (self._slots, self._permit):
                 await stack.enter_async_context(resource)
             connection = await stack.enter_async_context(self._connections.lend())
             try:
-                *first, ids, position, waiting = await self._executor.open_early(connection, query)
+                rows = await self._executor.open_early(connection, query)
+                *first, ids, position, waiting = rows[0][:_FIRST_COLUMNS]
                 if first[0]:
-                    return OpenedSlice(connection, first, frozenset(ids), position, replaces, stack.pop_all())
+                    events = [row[_FIRST_COLUMNS:] for row in rows]
+                    return OpenedSlice(connection, first, frozenset(ids), position, replaces, stack.pop_all(), events)
                 if waiting:
                     self._pause()
                 await connection.rollback()

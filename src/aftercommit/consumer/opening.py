@@ -66,22 +66,26 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSlice:
-    """An open transaction, the first row that its script expects, and what it was opened for."""
+    """An open transaction, the first row that its script expects, and what it was opened for.
+
+    `events`: the rows of these events, and of others in their batch, if they were read by the same statement.
+    """
 
     connection: AsyncConnection
     row: Sequence[Any]
-    events: frozenset[Any]
+    ids: frozenset[Any]
     position: int | None
     replaces: str
     resources: AsyncExitStack
+    events: Sequence[Sequence[Any]]
 
     def fits(self, items: Sequence[SliceItem], begin: Query) -> bool:
         """Whether it was opened just for these events, as this statement would open it."""
         return (
             begin.name == self.replaces
             and begin.parameters.get("position") == self.position
-            and len(items) == len(self.events)
-            and self.events == {item.record.event_id for item in items}
+            and len(items) == len(self.ids)
+            and self.ids == {item.record.event_id for item in items}
         )
 
     async def undo(self) -> None:

@@ -56,8 +56,8 @@ class SliceExecutor:
                 await self._return_unhandled(connections, talk)
             raise
 
-    async def open_early(self, connection: AsyncConnection, query: Query) -> Any:
-        """Begin a transaction for events that have not come yet."""
+    async def open_early(self, connection: AsyncConnection, query: Query) -> list[Any]:
+        """Begin a transaction for events that have not come yet; returns the rows of its first statement."""
         return await self._open_at_once(connection, Opening(connection, self._statements, query))
 
     async def _run(self, connection: AsyncConnection, talk: Conversation, opened: Any = None) -> SliceResult:
@@ -83,7 +83,7 @@ class SliceExecutor:
         """Begin the transaction and run its first statement."""
         try:
             if is_direct(connection) and step.prepared:
-                row = await self._open_at_once(connection, Opening(connection, self._statements, step))
+                row, *_ = await self._open_at_once(connection, Opening(connection, self._statements, step))
             else:
                 row = await self._open_in_steps(connection, step.name, step.parameters, talk)
         except psycopg.errors.UniqueViolation:
@@ -93,7 +93,7 @@ class SliceExecutor:
             row = await self._open_in_steps(connection, step.if_repeated, step.parameters, talk)
         return talk.hear(row, connection.pgconn)
 
-    async def _open_at_once(self, connection: AsyncConnection, opening: Opening) -> Any:
+    async def _open_at_once(self, connection: AsyncConnection, opening: Opening) -> list[Any]:
         if (preparation := opening.preparation) is not None:
             # A session may have kept this statement when it lost another. Its name stands for one text only.
             with contextlib.suppress(psycopg.errors.DuplicatePreparedStatement):
@@ -105,7 +105,7 @@ class SliceExecutor:
             opening.forget()
             return await self._open_at_once(connection, opening)
         cursor.nextset()
-        return await cursor.fetchone()
+        return await cursor.fetchall()
 
     async def _open_in_steps(
         self, connection: AsyncConnection, name: str, parameters: dict[str, Any], talk: Conversation

@@ -9,6 +9,7 @@ from aftercommit.postgres.shape import Shape
 
 # The first columns of every query, in the order of the fields of Record: envelope, payload, created_at, seq.
 COMMON: Final = 11
+PAYLOAD: Final = 8
 # The most bytes of payloads to read at once, which bounds the memory of a service.
 BYTES_AT_ONCE: Final = 8 << 20
 # So few new events, with so small payloads, are handed from part to part in a process.

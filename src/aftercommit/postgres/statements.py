@@ -84,6 +84,7 @@ class Statements:
             settled_scope=scope_list(shape, "settled"),
             log_scope=scope_list(shape, "log"),
             handed_scope=scope_list(shape, "event"),
+            due_scope=scope_list(shape, "due"),
             audience_bytes=sql.SQL(_part("audience_bytes") if shape.audience else ""),
             **{"due_columns": sql.SQL(_part("due_columns")), **parts},
         )

@@ -19,7 +19,7 @@ from aftercommit.relay import plan
 from aftercommit.relay.due_reader import Batch, DueReader
 from aftercommit.relay.plan import Due, Marks
 from aftercommit.relay.settle import Appended, Settlement
-from aftercommit.relay.transport import Failure, Transport
+from aftercommit.relay.transport import Failure, ReadingTransport, Transport
 from aftercommit.service import Probe
 from aftercommit.telemetry import log_event
 
@@ -73,17 +73,22 @@ class Carrier:
         self._settlement = settlement
         self._batch_size = batch_size
         self._probe = probe
+        # Found once: to ask an object for a protocol takes as long as a small query.
+        self._reading = transport if isinstance(transport, ReadingTransport) else None
         self._strict = outbox.ordering == "strict"
         self.carries = transport.capabilities.carries
         self.reader = DueReader(outbox, marks, batch_size, loads=self.carries)
 
-    async def carry_due(self, connection: AsyncConnection, lanes: Collection[int]) -> Carried:
-        """Read, deliver and settle due events of these lanes; in one statement if there is nothing to carry."""
+    async def carry_due(self, connection: AsyncConnection, lanes: Collection[int], *, rung: bool = False) -> Carried:
+        """Read, deliver and settle due events of these lanes; in one statement if there is nothing to carry.
+
+        `rung`: a publisher has woken the carrier, so that there are probably few.
+        """
         if not self.carries and not self._strict and not await self.reader.is_retry_due(connection, lanes):
             swept = await self.sweep(connection, lanes)
             if swept.count:
                 return swept
-        batch = await self.read(connection, lanes)
+        batch = await self.read(connection, lanes, rung=rung)
         if batch.events:
             await self.carry(connection, batch)
         return self._carried(len(batch.events), drained=batch.drained, more=batch.more)
@@ -100,9 +105,11 @@ class Carrier:
     def _carried(self, count: int, *, drained: bool, more: bool) -> Carried:
         return Carried(count, more, self.reader.quiet_seconds if drained else 0.0)
 
-    async def read(self, connection: AsyncConnection, lanes: Collection[int]) -> Batch:
+    async def read(self, connection: AsyncConnection, lanes: Collection[int], *, rung: bool = False) -> Batch:
         """The due events of these lanes."""
-        batch = await self.reader.read(connection, lanes)
+        batch = await self.reader.read_few(self._reading, lanes) if rung and self._reading is not None else None
+        if batch is None:
+            batch = await self.reader.read(connection, lanes)
         await self._reach("relay.read", count=len(batch.events))
         return batch
 

@@ -42,6 +42,8 @@ class CarrierLoop:
         self._relay = relay
         # Nobody has rung: look before the carrier reads and locks.
         self._only_look = False
+        # A publisher has rung, and nothing was read since.
+        self._rung = False
 
     def look_back_to(self, seq: int) -> None:
         """An untried event has this seq: the next read must see it."""
@@ -78,7 +80,8 @@ class CarrierLoop:
         if self._only_look and (due_in := await self.carrier.reader.look(connection, lanes)) > 0:
             await self._run_dry(connection, lanes, due_in)
             return
-        carried = await self.carrier.carry_due(connection, lanes)
+        rung, self._rung = self._rung, False
+        carried = await self.carrier.carry_due(connection, lanes, rung=rung)
         if not carried.count:
             await self._run_dry(connection, lanes)
             return
@@ -105,7 +108,8 @@ class CarrierLoop:
 
     async def _sleep(self, seconds: float) -> None:
         await wait_for_any(seconds, self._relay.stopping, self._doorbell.rung, self._doorbell.look)
-        self._only_look = not self._doorbell.rung.is_set()
+        self._rung = self._doorbell.rung.is_set()
+        self._only_look = not self._rung
         self._doorbell.rung.clear()
         self._doorbell.look.clear()
 

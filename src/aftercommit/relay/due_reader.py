@@ -15,6 +15,7 @@ from aftercommit.postgres.statements import Statements
 from aftercommit.relay.doorbell import POLL
 from aftercommit.relay.plan import Due, Marks, Watermark
 from aftercommit.relay.settle import Appended
+from aftercommit.relay.transport import ReadingTransport, Untried
 
 MAX_BATCH_BYTES = BYTES_AT_ONCE
 RETRY_LOOK = 1.0
@@ -96,6 +97,14 @@ class DueReader:
             drained=not retries and len(fresh) < limit and not self._loads,
             more=len(retries) >= most_retries or len(events) >= limit,
         )
+
+    async def read_few(self, transport: ReadingTransport, lanes: Collection[int]) -> Batch | None:
+        """Untried events of these lanes that the transport has read; None if they must be read here."""
+        if self._strict or self.quiet_seconds <= 0:
+            return None
+        watermark, resolved = self.start(lanes)
+        events = await transport.read_few(Untried(number_array(sorted(lanes)), watermark))
+        return Batch(events, [event.seq for event in events], resolved) if events else None
 
     async def settled(self, connection: AsyncConnection, batch: Batch, unsettled: Collection[int]) -> None:
         """Move the watermark after a batch of which all but these seqs are delivered or have failed."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from aftercommit.event.envelope import Record
@@ -65,3 +65,11 @@ class Transport(Protocol):
 
         Raises TransportUnavailable when the destination as a whole is down: that spends no attempt.
         """
+
+
+@runtime_checkable
+class ReadingTransport(Transport, Protocol):
+    """A transport that can read new events itself, and get ready for them by the same statement."""
+
+    async def read_few(self, untried: Untried) -> Sequence[Record]:
+        """Read a few untried events, which are delivered next; none if they are many, or if it cannot be done now."""

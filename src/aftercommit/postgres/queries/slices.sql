@@ -63,15 +63,20 @@ select (select count(*) from fence), (select case when count(*) < cardinality(%(
 
 -- name: begin_slice_early
 -- The same before the events are in the log: takes those in the outbox for the next ones. They come last, with the position that the last
--- of them will have.
+-- of them will have. If the append was quicker, they are in the log, and no longer in the outbox.
 with waiting as (
-    select id, event_type, row_number() over (order by seq) as place
+    select id, event_type, row_number() over (order by position, seq) as place
     from (
-        select id, event_type, seq from {schema}.outbox
-        where status = 'pending' and next_retry_at is null and seq > %(watermark)s and lane = any(%(lanes)s)
-        order by seq
-        limit %(few)s::integer + 1
-    ) first
+        (select id, event_type, position, seq from {schema}.log
+         where position > %(after)s
+         order by position
+         limit %(few)s::integer + 1)
+        union all
+        (select id, event_type, null, seq from {schema}.outbox
+         where status = 'pending' and next_retry_at is null and seq > %(watermark)s and lane = any(%(lanes)s)
+         order by seq
+         limit %(few)s::integer + 1)
+    ) next
 ),
 expected as (
     select array_agg(id) as ids, max(place) as last
@@ -169,6 +174,34 @@ with inbox as (
     order by event_id
 )
 select 1, null, null, {mark}
+
+-- name: begin_due_slice
+-- The same for events that it reads from the outbox itself: untried ones of these lanes, if they are few and small, and the consumer takes
+-- some of them. The columns of `begin_slice_early`, then those of `load_due`, in each row for one event.
+with due as materialized (
+    select o.*, case when pg_column_compression(payload) is null then pg_column_size(payload)
+                     else octet_length(payload::text) end {audience_bytes} as _bytes
+    from {schema}.outbox o
+    where o.status = 'pending' and o.next_retry_at is null and o.seq > %(watermark)s and o.lane = any(%(lanes)s)
+    order by o.seq
+    limit %(few)s::integer + 1
+),
+inbox as (
+    insert into {schema}.processed_events (event_id, consumer_name)
+    select id, %(consumer)s from due
+    where (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
+      and (select count(*) <= %(few)s::integer and sum(_bytes) <= %(few_bytes)s::bigint from due)
+    order by id
+    returning event_id
+),
+opened as materialized (
+    select {mark} as mark, array_agg(event_id) as ids, count(*) as taken, (select count(*) from due) as waiting from inbox
+)
+select least(taken, 1), null, null, mark, ids, null, waiting,
+       due.id, due.event_type, due.schema_version, due.aggregate_type, due.aggregate_id, due.occurred_at, due.correlation_id,
+       due.causation_id, due.payload::text, due.created_at, due.seq, due.lane, due.retry_count {due_scope}
+from opened left join due on taken > 0
+order by due.seq
 
 -- name: begin_unfenced_slice
 -- The same if some may have been handled: only the others are returned (null: all are new).

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from aftercommit.event.envelope import Record
-from aftercommit.relay.transport import Capabilities, Failure
+from aftercommit.relay.transport import Capabilities, Failure, Untried
 
 
 class _Dispatch(Protocol):
@@ -12,6 +12,7 @@ class _Dispatch(Protocol):
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
+    async def read_few(self, untried: Untried) -> Sequence[Record]: ...
     async def dispatch(self, records: Sequence[Record]) -> Sequence[Failure]: ...
 
 
@@ -31,6 +32,10 @@ class BusTransport:
     async def close(self) -> None:
         """Close them."""
         await self._dispatcher.close()
+
+    async def read_few(self, untried: Untried) -> Sequence[Record]:
+        """Read a few untried events on a consumer's connection, and open its transaction for them."""
+        return await self._dispatcher.read_few(untried)
 
     async def deliver(self, records: Sequence[Record]) -> Sequence[Failure]:
         """Give every consumer the events that it takes."""
