@@ -18,7 +18,7 @@ from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.arrays import number_array
 from aftercommit.postgres.records import FEW_BYTES, FEW_EVENTS
 from aftercommit.postgres.shape import LANES
-from aftercommit.relay import RelaySettings
+from aftercommit.relay import RelaySettings, carrier_loop, doorbell, due_reader
 from aftercommit.relay.carrier_loop import CarrierLoop
 from aftercommit.relay.due_reader import DueReader
 from aftercommit.relay.plan import Marks
@@ -30,6 +30,12 @@ from tests.support.shop import OrderPaid, OrderPlaced, Shop
 HOUR = 3600.0
 ME = "early"
 OPEN = "select pid from pg_stat_activity where application_name like '%(slice)' and state = 'idle in transaction'"
+
+
+FORGET = """
+    with gone as (delete from public.ledger where number > 0 returning event_id)
+    delete from processed_events handled using gone where handled.event_id = gone.event_id
+"""
 
 
 class Watch:
@@ -54,7 +60,7 @@ class Watch:
             # Otherwise a late bell has woken the relay.
             is_waiting = shop.value("select exists (select from outbox)")
             rows = await reading(*arguments, **options)
-            if is_waiting:
+            if is_waiting or rows:
                 self.read.put_nowait(len(rows))
             if rows:
                 await self.gate.wait()
@@ -81,7 +87,11 @@ class Watch:
 
 @pytest.fixture
 def watch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """An open slice waits for as long as a test wants."""
+    """Only the bell wakes the relay, and an open slice waits for as long as a test wants."""
+    monkeypatch.setattr(doorbell, "POLL", HOUR)
+    monkeypatch.setattr(carrier_loop, "FIRST_LOOK", HOUR)
+    monkeypatch.setattr(due_reader, "RETRY_LOOK", HOUR)
+    monkeypatch.setattr(due_reader, "IDLE_RETRY_LOOK", HOUR)
     monkeypatch.setattr(early_slice, "UNUSED_SECONDS", HOUR)
     monkeypatch.setattr(early_slice, "PAUSE_SECONDS", 0.0)
     return Watch(shop, monkeypatch)
@@ -120,14 +130,31 @@ async def delivered(shop: Shop, watch: Watch) -> None:
     await watch.asleep.wait()
 
 
+async def published(shop: Shop, watch: Watch, *events: Any) -> int:
+    """Publish until a statement reads that opens, or would open, a slice; how many events it has read.
+
+    A late bell may wake the relay before. Then it reads the events on its own connection, and they are published again.
+    """
+    while True:
+        shop.publish(*events)
+        arrived, elsewhere = asyncio.create_task(watch.read.get()), asyncio.create_task(delivered(shop, watch))
+        await asyncio.wait({arrived, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
+        if arrived.done():
+            elsewhere.cancel()
+            return arrived.result()
+        arrived.cancel()
+        shop.rows(FORGET)
+        watch.as_always = 0
+        watch.used.clear()
+
+
 async def test_one_statement_reads_the_event_and_opens_the_transaction(
     shop: Shop, ledger: Ledger, watch: Watch
 ) -> None:
     declare(shop, ledger)
     async with at_rest(shop, watch):
         watch.gate.clear()
-        shop.place("o-1", 1)
-        assert await watch.read.get() == 1
+        assert await published(shop, watch, OrderPlaced("o-1", 1)) == 1
         assert len(shop.rows(OPEN)) == 1
         assert ledger.numbers() == [0]
         watch.gate.set()
@@ -166,25 +193,22 @@ async def test_events_that_the_consumer_does_not_take_go_to_the_others(
         paid.append(event.payload.amount)
 
     async with at_rest(shop, watch):
-        shop.publish(OrderPaid("o-1", 5))
-        assert await watch.read.get() == 0
+        assert await published(shop, watch, OrderPaid("o-1", 5)) == 0
         await delivered(shop, watch)
-        shop.publish(OrderPlaced("o-1", 1), OrderPaid("o-1", 6))
-        assert await watch.read.get() == 2
+        assert await published(shop, watch, OrderPlaced("o-1", 1), OrderPaid("o-1", 6)) == 2
         await delivered(shop, watch)
         assert shop.rows(OPEN) == []
 
     assert ledger.numbers() == [0, 1]
-    assert paid == [5, 6]
-    assert (inbox(shop, ME), inbox(shop, "other")) == (2, 2)
+    assert set(paid) == {5, 6}
+    assert (inbox(shop, ME), inbox(shop, "other")) == (2, len(paid))
 
 
 async def test_more_events_than_a_few_are_read_as_always(shop: Shop, ledger: Ledger, watch: Watch) -> None:
     declare(shop, ledger)
     numbers = range(1, FEW_EVENTS + 2)
     async with at_rest(shop, watch):
-        shop.publish(*(OrderPlaced("o-1", number) for number in numbers))
-        assert await watch.read.get() == 0
+        assert await published(shop, watch, *(OrderPlaced("o-1", number) for number in numbers)) == 0
         await delivered(shop, watch)
 
     assert ledger.numbers() == [0, *numbers]
@@ -193,8 +217,7 @@ async def test_more_events_than_a_few_are_read_as_always(shop: Shop, ledger: Led
 async def test_large_events_are_read_as_always(shop: Shop, ledger: Ledger, watch: Watch) -> None:
     declare(shop, ledger)
     async with at_rest(shop, watch):
-        shop.place("o-1", 1, note="x" * FEW_BYTES)
-        assert await watch.read.get() == 0
+        assert await published(shop, watch, OrderPlaced("o-1", 1, "x" * FEW_BYTES)) == 0
         await delivered(shop, watch)
 
     assert ledger.numbers() == [0, 1]
@@ -204,11 +227,9 @@ async def test_a_condition_that_does_not_hold_leaves_no_inbox_row(shop: Shop, le
     consumer = shop.outbox.consumer(ME)
     consumer.on(OrderPlaced, can_handle=lambda event: event.payload.number != 1)(ledger.write)
     async with at_rest(shop, watch):
-        shop.place("o-1", 1)
-        assert await watch.read.get() == 1
+        assert await published(shop, watch, OrderPlaced("o-1", 1)) == 1
         await delivered(shop, watch)
-        shop.publish(OrderPlaced("o-1", 1), OrderPlaced("o-1", 2))
-        assert await watch.read.get() == 2
+        assert await published(shop, watch, OrderPlaced("o-1", 1), OrderPlaced("o-1", 2)) == 2
         await delivered(shop, watch)
 
     assert watch.used == [False]
@@ -241,8 +262,7 @@ async def test_a_session_that_was_ended_costs_no_attempt(shop: Shop, ledger: Led
     declare(shop, ledger, retry_count=0)
     async with at_rest(shop, watch):
         watch.gate.clear()
-        shop.place("o-1", 1)
-        assert await watch.read.get() == 1
+        assert await published(shop, watch, OrderPlaced("o-1", 1)) == 1
         ((pid,),) = shop.rows(OPEN)
         terminate(shop, pid)
         watch.gate.set()
@@ -260,8 +280,7 @@ async def test_a_slice_that_nobody_uses_is_rolled_back(
     async with at_rest(shop, watch):
         monkeypatch.setattr(early_slice, "UNUSED_SECONDS", 0.001)
         watch.gate.clear()
-        shop.place("o-1", 1)
-        assert await watch.read.get() == 1
+        assert await published(shop, watch, OrderPlaced("o-1", 1)) == 1
         await shop.value_becomes(f"select count(*)::int from ({OPEN}) opened", 0)
         watch.gate.set()
         await delivered(shop, watch)
@@ -275,8 +294,7 @@ async def test_a_relay_that_is_cut_off_leaves_no_open_transaction(shop: Shop, le
     declare(shop, ledger)
     async with at_rest(shop, watch, drain_seconds=0.0):
         watch.gate.clear()
-        shop.place("o-1", 1)
-        assert await watch.read.get() == 1
+        assert await published(shop, watch, OrderPlaced("o-1", 1)) == 1
 
     assert shop.rows(OPEN) == []
     assert ledger.numbers() == [0]
@@ -290,9 +308,8 @@ async def test_events_of_other_lanes_do_not_wait_for_one_that_was_read(
     declare(shop, ledger, concurrency=2)
     async with at_rest(shop, watch, carriers=2):
         watch.gate.clear()
-        shop.place("o-1", 1)
-        while await watch.read.get() == 0:
-            """The bell of the beginning has woken carriers of other lanes."""
+        while await published(shop, watch, OrderPlaced("o-1", 1)) == 0:
+            """The bell of the beginning has woken the carrier of other lanes."""
         lane = shop.value("select lane % 2 from outbox")
         number = 1
         while shop.value("select count(distinct lane % 2)::int from outbox") == 1:
@@ -303,7 +320,8 @@ async def test_events_of_other_lanes_do_not_wait_for_one_that_was_read(
         await delivered(shop, watch)
 
     assert True in watch.used
-    assert sorted(ledger.numbers()) == list(range(number + 1))
+    assert set(ledger.numbers()) == set(range(number + 1))
+    assert inbox(shop, ME) == len(ledger.numbers())
 
 
 async def test_two_consumers_handle_an_event_side_by_side(shop: Shop, ledger: Ledger, watch: Watch) -> None:
