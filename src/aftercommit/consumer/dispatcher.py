@@ -55,9 +55,11 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Close the connections of every consumer."""
-        if self._first is not None:
-            await self._first.early.drop()
-        await self._connections.close()
+        try:
+            if self._first is not None:
+                await self._first.early.cut_off()
+        finally:
+            await self._connections.close()
 
     async def read_few(self, untried: Untried) -> list[Record]:
         """Read a few untried events, and open the first slice for them by the same statement."""

@@ -7,7 +7,7 @@ guess costs a message to the server, and changes nothing. Behind the bus, the co
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 from uuid import UUID
@@ -45,7 +45,7 @@ class EarlySlice:
         self._opening: asyncio.Task[OpenedSlice | None] | None = None
         # By the events that they were opened for.
         self._reads: dict[frozenset[UUID], OpenedSlice] = {}
-        self._dropping: asyncio.Task[None] | None = None
+        self._dropping: set[asyncio.Task[None]] = set()
         self._not_before = 0.0
 
     def open(self, query: Query, replaces: str) -> None:
@@ -59,14 +59,19 @@ class EarlySlice:
         opened = await self._open(query, replaces) if self._may_open else None
         if opened is None:
             return ()
+        lost = self._reads.get(opened.ids)
         self._reads[opened.ids] = opened
         asyncio.get_running_loop().call_later(UNUSED_SECONDS, self._expire_read, opened)
+        if lost is not None:
+            # Its session has ended: otherwise the same inbox rows could not have been written again.
+            await self._undo(lost)
         return opened.events
 
     async def release(self, ids: Collection[UUID]) -> None:
         """Leave nothing of one that was opened for some of these events when they were read."""
-        for known in [each for each in self._reads if not each.isdisjoint(ids)]:
-            await self._undo(self._reads.pop(known))
+        # Taken away first: while one is rolled back, another may be taken or expire.
+        for opened in [self._reads.pop(known) for known in [*self._reads] if not known.isdisjoint(ids)]:
+            await self._undo(opened)
 
     @property
     def _may_open(self) -> bool:
@@ -98,8 +103,8 @@ class EarlySlice:
         if self._opening is not None:
             self._opening.cancel()
         await self.drop()
-        if self._dropping is not None:
-            await asyncio.wait({self._dropping})
+        if self._dropping:
+            await asyncio.wait(self._dropping)
 
     async def _undo(self, opened: OpenedSlice) -> None:
         self._pause()
@@ -122,11 +127,16 @@ class EarlySlice:
 
     def _expire(self, opening: "asyncio.Task[OpenedSlice | None]") -> None:
         if self._opening is opening:
-            self._dropping = asyncio.create_task(self.drop(), name="dropping a slice opened early")
+            self._drop_later(self.drop())
 
     def _expire_read(self, opened: OpenedSlice) -> None:
         if self._reads.get(opened.ids) is opened:
-            self._dropping = asyncio.create_task(self.release(opened.ids), name="dropping a slice opened early")
+            self._drop_later(self.release(opened.ids))
+
+    def _drop_later(self, dropping: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(dropping, name="dropping a slice opened early")
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)
 
     async def _open(self, query: Query, replaces: str) -> OpenedSlice | None:
         async with AsyncExitStack() as stack:

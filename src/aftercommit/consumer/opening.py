@@ -13,7 +13,10 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.adapt import AdaptersMap, Transformer
+from psycopg.postgres import register_default_adapters, register_default_types
 from psycopg.pq import Escaping
+from psycopg.types.array import register_all_arrays
 
 from aftercommit.consumer.slices import Query, SliceItem
 from aftercommit.postgres.commits import AnyConnection, AsyncConnection
@@ -95,6 +98,29 @@ class OpenedSlice:
                 await self.connection.rollback()
             except psycopg.Error:
                 await close_quietly(self.connection)
+
+
+class _Defaults:
+    """The loaders that psycopg comes with. A program may register others, which are for its handlers."""
+
+    adapters = AdaptersMap()
+
+    def __init__(self, connection: AnyConnection | None = None) -> None:
+        self.connection = connection
+
+
+register_default_types(_Defaults.adapters.types)
+register_default_adapters(_Defaults())
+register_all_arrays(_Defaults())
+
+
+def rows_of(cursor: psycopg.AsyncCursor[Any] | psycopg.Cursor[Any]) -> list[Any]:
+    """The rows of a statement of ours on a handler's connection."""
+    if (result := cursor.pgresult) is None:
+        return []
+    loading = Transformer(_Defaults(cursor.connection))
+    loading.set_pgresult(result)
+    return list(loading.load_rows(0, result.ntuples, tuple))
 
 
 @cache

@@ -14,7 +14,7 @@ from aftercommit.consumer.conversation import (
     too_long,
 )
 from aftercommit.consumer.handler_calls import GRACE, HandlerCalls
-from aftercommit.consumer.opening import OpenedSlice, Opening
+from aftercommit.consumer.opening import OpenedSlice, Opening, rows_of
 from aftercommit.consumer.outcome import Failed
 from aftercommit.consumer.slices import Query, Script, SliceFailed, SliceResult
 from aftercommit.consumer.threads import Watch, in_thread
@@ -105,7 +105,7 @@ class SliceExecutor:
             opening.forget()
             return await self._open_at_once(connection, opening)
         cursor.nextset()
-        return await cursor.fetchall()
+        return rows_of(cursor)
 
     async def _open_in_steps(
         self, connection: AsyncConnection, name: str, parameters: dict[str, Any], talk: Conversation

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import ConnStatus
 
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
@@ -107,24 +108,30 @@ class Listener(DatabaseService):
         # Read where the event loop finds the socket readable. The driver's own loop would resume a task first, and each
         # turn of the event loop comes between a commit and its handler.
         loop, server, lost = asyncio.get_running_loop(), connection.pgconn, Waker()
-        socket, problems = server.socket, list[psycopg.Error]()
+        socket, encoding, problems = server.socket, connection.info.encoding, list[psycopg.Error]()
 
         def read() -> None:
             try:
                 server.consume_input()
+                while (notification := server.notifies()) is not None:
+                    channel = notification.relname.decode(encoding, "replace")
+                    self._hear(channel, notification.extra.decode(encoding, "replace"))
+                if server.status != ConnStatus.OK:
+                    # The driver has given the session up without an error.
+                    raise psycopg.OperationalError("the connection for notifications is lost")
             except psycopg.Error as problem:
                 loop.remove_reader(socket)
                 problems.append(problem)
                 lost.set()
-            while (notification := server.notifies()) is not None:
-                self._hear(notification.relname.decode(), notification.extra.decode())
 
         loop.add_reader(socket, read)
         try:
             while not self.stopping.is_set() and not problems:
                 await wait_for_any(LONG, self.stopping, lost)
         finally:
-            loop.remove_reader(socket)
+            if not problems:
+                # Otherwise the number may belong to another socket by now.
+                loop.remove_reader(socket)
         if problems:
             raise problems[0]
 

@@ -191,6 +191,8 @@ inbox as (
     select id, %(consumer)s from due
     where (%(types)s::text[] is null or event_type = any(%(types)s::text[]))
       and (select count(*) <= %(few)s::integer and sum(_bytes) <= %(few_bytes)s::bigint from due)
+      -- What was read here would conflict with other publishers.
+      and current_setting('transaction_isolation') <> 'serializable'
     order by id
     returning event_id
 ),
