@@ -4,11 +4,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 Result = TypeVar("Result")
 Probe = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Called by a service at named points of its work, with the point and its details. For tests."""
+LONG: Final = 3600.0
+"""Seconds of a wait for nothing in particular: wakers end it."""
 
 
 class Waker(asyncio.Event):

@@ -27,14 +27,17 @@ async def test_a_socket_that_gets_the_number_of_the_lost_one_is_left_alone(
         sessions.append((connection.pgconn.socket, connection.info.backend_pid))
         await listening(this, connection)
 
-    async def accept(number: int) -> list[socket.socket]:
-        """A pair of sockets, one of which has this number, as soon as it is free."""
+    async def accept(number: int) -> tuple[asyncio.Transport, socket.socket]:
+        """A connection whose socket gets this number as soon as it is free, and its other end."""
         while True:
             await asyncio.sleep(0)
             try:
                 os.fstat(number)
             except OSError:
-                return sorted(socket.socketpair(), key=lambda each: each.fileno() != number)
+                mine, other = sorted(socket.socketpair(), key=lambda each: each.fileno() != number)
+                assert mine.fileno() == number
+                transport, _ = await loop.create_connection(asyncio.Protocol, sock=mine)
+                return transport, other
 
     monkeypatch.setattr(Listener, "_listen", listen)
     listener = Listener(shop.database, signals)
@@ -44,9 +47,7 @@ async def test_a_socket_that_gets_the_number_of_the_lost_one_is_left_alone(
         ((number, pid),) = sessions
         accepting = asyncio.create_task(accept(number))
         await asyncio.to_thread(terminate, shop, pid)
-        mine, other = await accepting
-        assert mine.fileno() == number
-        transport, _ = await loop.create_connection(asyncio.Protocol, sock=mine)
+        transport, other = await accepting
         await signals.wait("listener.working", 2)
         transport.close()
         other.close()

@@ -101,7 +101,7 @@ class Dispatcher:
             self._attempts(runner, group) for group in by_aggregate(items, consumer.concurrency)
         )
         # If no handler takes one of its events after all.
-        await runner.early.release([record.event_id for record in records])
+        await runner.early.release(record.event_id for record in records)
         return [*put_back, *(failure for group in failures for failure in group)]
 
     async def _without_newer(self, runner: Runner, items: list[SliceItem]) -> tuple[list[SliceItem], list[Failure]]:

@@ -1,4 +1,4 @@
-"""Opens a slice before its events have come, or by the statement that reads them. The handlers wait for one less.
+"""Opens a slice before its events have come, or while they are read: handlers wait for one trip less to the database.
 
 While a relay of this process appends new events, the consumer's connection finds the same events in the outbox, and
 opens a slice for them: fence, checkpoint and inbox, as always. If just these events come, the handlers are
@@ -7,7 +7,7 @@ guess costs a message to the server, and changes nothing. Behind the bus, the co
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 from uuid import UUID
@@ -67,10 +67,13 @@ class EarlySlice:
             await self._undo(lost)
         return opened.events
 
-    async def release(self, ids: Collection[UUID]) -> None:
+    async def release(self, ids: Iterable[UUID]) -> None:
         """Leave nothing of one that was opened for some of these events when they were read."""
+        if not self._reads:
+            return
+        given = set(ids)
         # Taken away first: while one is rolled back, another may be taken or expire.
-        for opened in [self._reads.pop(known) for known in [*self._reads] if not known.isdisjoint(ids)]:
+        for opened in [self._reads.pop(known) for known in [*self._reads] if not known.isdisjoint(given)]:
             await self._undo(opened)
 
     @property

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from aftercommit.consumer.dead_letters import DeadLetters
 from aftercommit.consumer.lease import ConsumerStatus, HeldLease, Lease
@@ -20,13 +20,10 @@ from aftercommit.outbox.declaration import Outbox
 from aftercommit.outbox.handlers import Consumer
 from aftercommit.postgres.commits import AsyncConnection
 from aftercommit.postgres.handler_connections import ConsumerConnections
-from aftercommit.service import Probe, Waker, wait_for_any
+from aftercommit.service import LONG, Probe, Waker, wait_for_any
 from aftercommit.telemetry import Meter, log_event
 
 logger = logging.getLogger("aftercommit.consumer")
-
-# Nothing in particular is waited for; wakers end the wait.
-LONG: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

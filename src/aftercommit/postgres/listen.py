@@ -15,7 +15,7 @@ from psycopg.pq import ConnStatus
 
 from aftercommit.postgres.database import Database
 from aftercommit.postgres.resilience import DatabaseService, close_quietly
-from aftercommit.service import Probe, Waker, wait_for_any
+from aftercommit.service import LONG, Probe, Waker, wait_for_any
 from aftercommit.telemetry import log_event
 
 logger = logging.getLogger("aftercommit.listener")
@@ -24,8 +24,6 @@ PROVING_SECONDS = 2.0
 # A machine that was frozen during the test looks like a pooler, so the test is repeated soon, then less and less often.
 PROVE_AGAIN_SOON = 1.0
 PROVE_AGAIN_SECONDS = 60.0
-# Nothing in particular is waited for; wakers end the wait.
-LONG = 3600.0
 
 
 class Listener(DatabaseService):
